@@ -1,0 +1,1 @@
+"""Attention kernels, roles, and unified sequence-parallel attention; needs nothing but torch."""

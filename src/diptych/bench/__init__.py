@@ -1,0 +1,1 @@
+"""Floors, timings and comparisons."""

@@ -1,0 +1,1 @@
+"""Commands: they parse, call, and print; no logic of their own."""

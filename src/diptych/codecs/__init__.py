@@ -1,0 +1,1 @@
+"""Text, image, video and audio in and out of latents."""

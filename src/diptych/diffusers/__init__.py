@@ -1,0 +1,1 @@
+"""The drop-in for stock diffusers models: sequence parallelism with one import."""

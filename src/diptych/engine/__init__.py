@@ -1,0 +1,1 @@
+"""Engine: load a checkpoint, hold the ranks, generate."""

@@ -1,0 +1,1 @@
+"""Clips as files: MP4 in and out, contact sheets, thumbnails."""

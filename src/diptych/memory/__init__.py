@@ -1,0 +1,1 @@
+"""Placement: offload, quantisation, modulation tables."""

@@ -1,0 +1,1 @@
+"""Layouts, meshes, and who holds which tokens."""

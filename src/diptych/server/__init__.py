@@ -1,0 +1,1 @@
+"""HTTP, job store, scheduler and studio page."""
