@@ -146,7 +146,9 @@ class ClipRequest:
         if self.audio and audio_latents(frames, fps) > MAX_AUDIO_LATENTS:
             limit = MAX_AUDIO_LATENTS * SAMPLES_PER_AUDIO_LATENT / AUDIO_RATE
             raise RequestError(
-                "frames / fps", f"{frames} / {fps:g}", f"sound of at most {limit:.1f} s; fewer frames or a higher fps"
+                "frames / fps",
+                f"{frames} / {fps:g}",
+                f"sound of at most {limit:.1f} s; fewer frames or a higher fps",
             )
         filled = replace(
             self,
@@ -266,9 +268,7 @@ def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise RequestError(name, value, "a text")
     if len(value) > MAX_PROMPT_CHARACTERS:
-        raise RequestError(
-            name, value, f"at most {MAX_PROMPT_CHARACTERS} characters; this one has {len(value)}"
-        )
+        raise RequestError(name, value, f"at most {MAX_PROMPT_CHARACTERS} characters; this one has {len(value)}")
     if "\x00" in value:
         raise RequestError(name, value, "a text without NUL characters")
     try:
@@ -295,4 +295,6 @@ def _nearest(name: str, known: set[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"no such field; did you mean {close[0]}?" if close else "no such field; known are " + ", ".join(sorted(known))
+    return (
+        f"no such field; did you mean {close[0]}?" if close else "no such field; known are " + ", ".join(sorted(known))
+    )

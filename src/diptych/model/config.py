@@ -47,11 +47,18 @@ class TransformerConfig:
         for name in ("ca_rope", "cross_gates", "fix_modulation", "visual_cond"):
             if not getattr(self, name):
                 raise CheckpointError(f"transformer {name} = False is not supported: every released checkpoint sets it")
-        for dim, axes, side in ((self.model_dim, self.axes_dims, ""), (self.model_dim_a, self.axes_dims_a, "_a")):
+        for dim, axes, side in (
+            (self.model_dim, self.axes_dims, ""),
+            (self.model_dim_a, self.axes_dims_a, "_a"),
+        ):
             if dim % sum(axes):
-                raise CheckpointError(f"transformer model_dim{side} = {dim} is not a multiple of the head size {sum(axes)}")
+                raise CheckpointError(
+                    f"transformer model_dim{side} = {dim} is not a multiple of the head size {sum(axes)}"
+                )
         if self.head_dim != self.head_dim_a:
-            raise CheckpointError("transformer head sizes of video and audio differ, so cross-modal rotation cannot work")
+            raise CheckpointError(
+                "transformer head sizes of video and audio differ, so cross-modal rotation cannot work"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -98,7 +105,12 @@ class TransformerConfig:
         for name in ("axes_dims", "axes_dims_a", "patch_size", "scale_factor"):
             if name in values and values[name] is not None:
                 values[name] = tuple(values[name])
-        for plain in ("model_dim", "time_dim", "ff_dim", "axes_dims"):  # null means "as video", as in diffusers
+        for plain in (
+            "model_dim",
+            "time_dim",
+            "ff_dim",
+            "axes_dims",
+        ):  # null means "as video", as in diffusers
             if values.get(f"{plain}_a") is None and plain in values:
                 values[f"{plain}_a"] = values[plain]
         try:

@@ -1,0 +1,163 @@
+"""The layers of Kandinsky 6; modules carry the parameter names of the checkpoint."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diptych.attention.roles import Attend, Role
+from diptych.model.ops import LAYER_NORM_EPS, Rope, norm_rotate
+
+
+class Linear32(nn.Linear):
+    """A small linear layer that always computes in float32, whatever dtype its weights are stored in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(input.float(), self.weight.float(), bias)
+
+
+class LayerNorm32(nn.LayerNorm):
+    """LayerNorm with weights, computed in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.layer_norm(
+            input.float(), self.normalized_shape, self.weight.float(), self.bias.float(), LAYER_NORM_EPS
+        )
+
+
+class HeadNorm(nn.Module):
+    """Weight of a per-head RMSNorm; `norm_rotate` applies it."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(head_dim))
+
+
+class TimestepEmbedder(nn.Module):
+    """Linear, SiLU, Linear."""
+
+    def __init__(self, width: int, time_dim: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear32(width, time_dim)
+        self.linear_2 = Linear32(time_dim, time_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear_2(F.silu(self.linear_1(x)))
+        return out
+
+
+class TimeEmbeddings(nn.Module):
+    """Timestep on the scale 0..1000 to a time vector (B, time_dim), float32."""
+
+    def __init__(self, width: int, time_dim: int) -> None:
+        super().__init__()
+        self.width = width
+        self.timestep_embedder = TimestepEmbedder(width, time_dim)
+
+    def forward(self, timestep_B: Tensor) -> Tensor:
+        half = self.width // 2
+        steps = torch.arange(half, dtype=torch.float32, device=timestep_B.device)
+        freqs = torch.exp(-math.log(10_000.0) * steps / half)
+        angles = timestep_B.float()[:, None] * freqs
+        out: Tensor = self.timestep_embedder(torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1))
+        return out
+
+
+class NormedLinear(nn.Module):
+    """Linear then LayerNorm with weights, float32: text, pooled text and audio latents enter through one."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.in_layer = Linear32(width_in, width_out)
+        self.norm = LayerNorm32(width_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.in_layer(x))
+        return out
+
+
+class PatchEmbeddings(nn.Module):
+    """1x2x2 patches of (B, T, Y, X, C) to tokens (B, T * Y/2 * X/2, D); a patch is ordered (row, column, channel)."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.in_layer = nn.Linear(4 * channels, width)
+
+    def forward(self, x_BTYXC: Tensor) -> Tensor:
+        B, T, Y, X, C = x_BTYXC.shape
+        patches = x_BTYXC.reshape(B, T, Y // 2, 2, X // 2, 2, C).permute(0, 1, 2, 4, 3, 5, 6)
+        weight = self.in_layer.weight.to(x_BTYXC.dtype)  # stored in float32, used once a step
+        return F.linear(patches.reshape(B, -1, 4 * C), weight, self.in_layer.bias.to(x_BTYXC.dtype))
+
+
+class Modulation(nn.Module):
+    """SiLU and a linear layer: from the time vector (B, time_dim) to `parts` vectors of `width`, float32."""
+
+    def __init__(self, time_dim: int, width: int) -> None:
+        super().__init__()
+        self.out_layer = Linear32(time_dim, width)
+
+    def forward(self, time_BE: Tensor) -> Tensor:
+        out: Tensor = self.out_layer(F.silu(time_BE.float()))
+        return out
+
+
+class GeluProjection(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, inner, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.proj(x))
+
+
+class FeedForward(nn.Module):
+    """Linear, GELU (erf), Linear; no biases. The empty middle entry keeps diffusers' numbering."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.net = nn.ModuleList([GeluProjection(width, inner), nn.Identity(), nn.Linear(inner, width, bias=False)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net[2](self.net[0](x))
+        return out
+
+
+class Attention(nn.Module):
+    """Projections around one attention; who attends how is the business of `attend`.
+
+    Heads are contiguous slices of `head_dim`; queries and keys are normalised per head, then rotated.
+    """
+
+    def __init__(self, role: Role, width: int, head_dim: int, kv_width: int | None = None) -> None:
+        super().__init__()
+        self.role = role
+        self.head_dim = head_dim
+        kv_width = kv_width or width
+        self.to_query = nn.Linear(width, width)
+        self.to_key = nn.Linear(kv_width, width)
+        self.to_value = nn.Linear(kv_width, width)
+        self.query_norm = HeadNorm(head_dim)
+        self.key_norm = HeadNorm(head_dim)
+        self.out_layer = nn.Linear(width, width)
+
+    def forward(
+        self,
+        attend: Attend,
+        x: Tensor,
+        source: Tensor | None = None,
+        rope_q: Rope | None = None,
+        rope_k: Rope | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        source = x if source is None else source
+        shape = (-1, self.head_dim)
+        q = norm_rotate(self.to_query(x).unflatten(-1, shape), self.query_norm.weight, rope_q)
+        k = norm_rotate(self.to_key(source).unflatten(-1, shape), self.key_norm.weight, rope_k)
+        v = self.to_value(source).unflatten(-1, shape)
+        out: Tensor = self.out_layer(attend(self.role, q, k, v, key_mask).flatten(-2))
+        return out
