@@ -1,0 +1,127 @@
+"""The calls behind the kernels: q_BSHK, k_BSHK, v_BSHK, key mask, whether the log-sum-exp is wanted.
+
+No core is given empty input; one whose kernel takes no mask is never given one. For a batch entry whose keys are all
+masked the result is undefined here and settled by the caller.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+MASKED = -1e30
+"""Bias of a masked key. Finite: a tile of nothing but masked keys must not make NaN inside a kernel."""
+
+
+class Core(Protocol):
+    def __call__(
+        self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, /
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+def cpu_flash(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    bias_B11S = None if key_mask_BS is None else _bias(key_mask_BS, q_BSHK.dtype)
+    out_BHSK, lse_BHS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), attn_mask=bias_B11S
+    )
+    return out_BHSK.transpose(1, 2), lse_BHS.transpose(1, 2) if lse else None
+
+
+def cuda_flash(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    out_BHSK, lse_BHS, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2)
+    )
+    return out_BHSK.transpose(1, 2), lse_BHS.transpose(1, 2) if lse else None
+
+
+def cuda_cudnn(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    bias_BHSS = None if key_mask_BS is None else _aligned_bias(q_BSHK, key_mask_BS)
+    out_BHSK, lse_BHS, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), bias_BHSS, lse
+    )
+    if lse and lse_BHS.ndim == 4:  # some releases keep cuDNN's trailing unit dimension
+        lse_BHS = lse_BHS.squeeze(-1)
+    return out_BHSK.transpose(1, 2), lse_BHS.transpose(1, 2) if lse else None
+
+
+def cuda_efficient(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    bias_BHSS = None if key_mask_BS is None else _aligned_bias(q_BSHK, key_mask_BS)
+    out_BHSK, lse_BHS, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), bias_BHSS, lse
+    )
+    queries = q_BSHK.shape[1]  # the kernel pads the rows of its log-sum-exp to a multiple of 32
+    return out_BHSK.transpose(1, 2), lse_BHS[..., :queries].transpose(1, 2) if lse else None
+
+
+def math(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Plain matrix products; holds all S x S scores, in float32 (float64 for float64)."""
+    wide = torch.float64 if q_BSHK.dtype == torch.float64 else torch.float32
+    group = q_BSHK.shape[2] // k_BSHK.shape[2]
+    q_BHSK, k_BHSK, v_BHSK = (x.transpose(1, 2).to(wide) for x in (q_BSHK, k_BSHK, v_BSHK))
+    if group > 1:
+        k_BHSK, v_BHSK = k_BHSK.repeat_interleave(group, 1), v_BHSK.repeat_interleave(group, 1)
+    scores_BHSS = (q_BHSK * q_BHSK.shape[-1] ** -0.5) @ k_BHSK.transpose(2, 3)
+    if key_mask_BS is not None:
+        scores_BHSS = scores_BHSS.masked_fill(~key_mask_BS[:, None, None, :], MASKED)
+    lse_BHS1 = scores_BHSS.logsumexp(-1, keepdim=True)
+    out_BHSK = (scores_BHSS - lse_BHS1).exp() @ v_BHSK
+    return out_BHSK.transpose(1, 2).to(q_BSHK.dtype), lse_BHS1[..., 0].transpose(1, 2) if lse else None
+
+
+def is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_properties(device).major == 9
+
+
+def _bias(key_mask_BS: Tensor, dtype: torch.dtype) -> Tensor:
+    masked = max(MASKED, torch.finfo(dtype).min)
+    bias_BS = torch.zeros(key_mask_BS.shape, dtype=dtype, device=key_mask_BS.device)
+    return bias_BS.masked_fill(~key_mask_BS, masked)[:, None, None, :]
+
+
+def _aligned_bias(q_BSHK: Tensor, key_mask_BS: Tensor) -> Tensor:
+    """(B, H, S of q, S of k), broadcast without copying; rows start at 16-byte borders, as the CUDA kernels demand."""
+    B, S, H, _ = q_BSHK.shape
+    keys = key_mask_BS.shape[1]
+    padded_BS = torch.nn.functional.pad(key_mask_BS, (0, -keys % 16))
+    return _bias(padded_BS, q_BSHK.dtype)[..., :keys].expand(B, H, S, keys)
+
+
+def _import_fa3() -> tuple[Any, tuple[torch.dtype, ...]]:
+    for module, dtypes in (
+        ("fa3_fwd_interface", (torch.bfloat16,)),  # this wheel is built without float16
+        ("flash_attn_interface", (torch.bfloat16, torch.float16)),
+    ):
+        try:
+            return importlib.import_module(module).flash_attn_func, dtypes
+        except (ImportError, OSError, AttributeError):  # not installed, or built for another torch or machine
+            continue
+    return None, ()
+
+
+_fa3_func, fa3_dtypes = _import_fa3()
+
+
+def _fa3(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    if not lse:
+        return _fa3_func(q_BSHK, k_BSHK, v_BSHK), None
+    out_BSHK, lse_BHS = _fa3_func(q_BSHK, k_BSHK, v_BSHK, return_attn_probs=True)
+    return out_BSHK, lse_BHS.transpose(1, 2)
+
+
+fa3: Core | None = None if _fa3_func is None else _fa3
+"""FlashAttention-3, or None where neither `fa3_fwd_interface` nor `flash_attn_interface` can be imported."""

@@ -1,0 +1,186 @@
+"""A small registry of attention kernels. Each says what it can do; asking one for more is an error that names another.
+
+Every kernel takes q_BSHK, k_BSHK, v_BSHK and `key_mask_BS` (bool, True: visible; None: all) and scales by 1/sqrt(K).
+With the log-sum-exp it returns natural logarithms, (B, S, H), float32 (float64 for float64 input). A query that sees
+no key gets zeros, and `NO_KEY` as its log-sum-exp: finite, so that merging partial results needs no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diptych.attention.cores import (
+    Core,
+    cpu_flash,
+    cuda_cudnn,
+    cuda_efficient,
+    cuda_flash,
+    fa3,
+    fa3_dtypes,
+    is_hopper,
+    math,
+)
+from diptych.errors import KernelError
+
+NO_KEY = -1e30
+"""The log-sum-exp of a query without any visible key: weight 0 beside every other, and no NaN beside its like."""
+
+KernelName = Literal["auto", "fa3", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"]
+
+
+class Need(NamedTuple):
+    """What one call asks of a kernel. `queries`, `keys`: lengths; `grouped`: fewer heads in k and v than in q."""
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    queries: int
+    keys: int
+    grouped: bool
+    masked: bool
+    lse: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute softmax attention on one kind of device (`device` None: on any).
+
+    head_dim_step, head_dim_max: K must be a multiple of the one and at most the other.
+    least: fewest queries and keys, where there are any; usable: whether this very device has what the kernel needs.
+    """
+
+    name: str
+    device: str | None
+    dtypes: tuple[torch.dtype, ...]
+    core: Core
+    mask: bool = True
+    lse: bool = True
+    grouped: bool = True
+    head_dim_step: int = 1
+    head_dim_max: int | None = None
+    least: int = 0
+    usable: Callable[[torch.device], bool] | None = None
+
+    def refusal(self, need: Need) -> str | None:
+        """Why this kernel cannot serve `need`, as the end of a sentence; None if it can."""
+        if self.device is not None and need.device.type != self.device:
+            return f"runs on {self.device}, not on {need.device.type}"
+        if need.dtype not in self.dtypes:
+            return f"takes {_names(self.dtypes)}, not {_names((need.dtype,))}"
+        if need.masked and not self.mask:
+            return "takes no key mask"
+        if need.lse and not self.lse:
+            return "does not return the log-sum-exp"
+        if need.grouped and not self.grouped:
+            return "needs as many key heads as query heads"
+        if need.head_dim % self.head_dim_step:
+            return f"needs a head size that is a multiple of {self.head_dim_step}, not {need.head_dim}"
+        if self.head_dim_max is not None and need.head_dim > self.head_dim_max:
+            return f"takes head sizes up to {self.head_dim_max}, not {need.head_dim}"
+        if 0 < min(need.queries, need.keys) < self.least:
+            return f"needs at least {self.least} queries and keys"
+        if self.usable is not None and not self.usable(need.device):
+            return "is not available on this GPU"
+        return None
+
+    def __call__(self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None) -> Tensor:
+        """Attention, (B, S of q, H, K) in the dtype of q."""
+        out_BSHK, _ = self._run(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, False)
+        return out_BSHK
+
+    def with_lse(
+        self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention and its log-sum-exp (B, S of q, H)."""
+        out_BSHK, lse_BSH = self._run(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, True)
+        assert lse_BSH is not None
+        return out_BSHK, lse_BSH
+
+    def _run(
+        self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        refusal = self.refusal(need_of(q_BSHK, k_BSHK, key_mask_BS, lse))
+        assert refusal is None, f"kernel {self.name} {refusal}"
+        B, S, H, _ = q_BSHK.shape
+        lse_dtype = torch.float64 if q_BSHK.dtype == torch.float64 else torch.float32
+        if B * S * H == 0 or k_BSHK.shape[1] == 0:  # several kernels die on empty input, some with a signal
+            empty_lse = q_BSHK.new_full((B, S, H), NO_KEY, dtype=lse_dtype) if lse else None
+            return torch.zeros_like(q_BSHK, memory_format=torch.contiguous_format), empty_lse
+        out_BSHK, lse_BSH = self.core(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, lse)
+        if key_mask_BS is not None:
+            visible_B111 = key_mask_BS.any(1)[:, None, None, None]
+            out_BSHK = torch.where(visible_B111, out_BSHK, 0)
+            if lse_BSH is not None:
+                lse_BSH = torch.where(visible_B111[..., 0], lse_BSH, NO_KEY)
+        return out_BSHK, lse_BSH if lse_BSH is None else lse_BSH.to(lse_dtype)
+
+
+def need_of(q_BSHK: Tensor, k_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool) -> Need:
+    """What a call with these tensors asks for."""
+    grouped = q_BSHK.shape[2] != k_BSHK.shape[2]
+    _, S, _, K = q_BSHK.shape
+    return Need(q_BSHK.device, q_BSHK.dtype, K, S, k_BSHK.shape[1], grouped, key_mask_BS is not None, lse)
+
+
+def pick(name: str, need: Need) -> Kernel:
+    """The kernel called `name`; `"auto"`: the fastest that can, in the order of `KERNELS`.
+
+    Raises `KernelError` for an unknown name, or for a kernel that cannot serve `need`, naming one that can.
+    """
+    able = [kernel for kernel in KERNELS if kernel.refusal(need) is None]
+    if name == "auto":
+        assert able, f"sdpa-math serves every call, but not {need}"
+        return able[0]
+    for kernel in able:
+        if kernel.name == name:
+            return kernel
+    check_name(name)
+    raise KernelError(f"attention kernel {name} {_refusal_of(name, need)}; use {_or([k.name for k in able])}.")
+
+
+def check_name(name: str) -> None:
+    """Raises `KernelError` if no kernel of that name exists here (`fa3` only where its package is installed)."""
+    known = ["auto", *dict.fromkeys(kernel.name for kernel in KERNELS)]
+    if name == "fa3" and name not in known:
+        raise KernelError(f"attention kernel fa3 needs the package fa3-fwd, which is not installed; use {_or(known)}.")
+    if name not in known:
+        raise KernelError(f"attention kernel {name!r} does not exist; use {_or(known)}.")
+
+
+def _refusal_of(name: str, need: Need) -> str:
+    candidates = [kernel for kernel in KERNELS if kernel.name == name]
+    here = [kernel for kernel in candidates if kernel.device in (None, need.device.type)]
+    return (here or candidates)[0].refusal(need) or ""
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _or(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " or " + names[-1]
+
+
+_HALF = (torch.bfloat16, torch.float16)
+_SINGLE = (*_HALF, torch.float32)
+_ALL = (*_SINGLE, torch.float64)
+
+_FA3 = (
+    [Kernel("fa3", "cuda", fa3_dtypes, fa3, mask=False, head_dim_step=8, head_dim_max=256, usable=is_hopper)]
+    if fa3 is not None
+    else []
+)
+KERNELS: tuple[Kernel, ...] = (
+    *_FA3,
+    Kernel("sdpa-cudnn", "cuda", _HALF, cuda_cudnn, head_dim_step=8, head_dim_max=128, least=2),
+    Kernel("sdpa-flash", "cuda", _HALF, cuda_flash, mask=False, head_dim_step=8, head_dim_max=256),
+    Kernel("sdpa-efficient", "cuda", _SINGLE, cuda_efficient, grouped=False, head_dim_step=8),
+    Kernel("sdpa-flash", "cpu", _ALL, cpu_flash),
+    Kernel("sdpa-math", None, _ALL, math),
+)
+"""In the order `"auto"` tries them. `fa3` stands here where its package can be imported."""

@@ -1,0 +1,40 @@
+"""Attention on one rank: every role by the best kernel that can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from diptych.attention.kernels import check_name, need_of, pick
+from diptych.attention.roles import Role
+
+
+class LocalAttend:
+    """An `Attend` that computes everything here.
+
+    kernel: a name from `kernels.KERNELS` for every role, or a mapping from role to name; roles left out, and `"auto"`,
+    take the fastest kernel that can serve the call.
+
+    Raises `KernelError` for a name that does not exist, and, when called, for a kernel that cannot serve the call.
+    """
+
+    def __init__(self, kernel: str | Mapping[Role, str] = "auto") -> None:
+        by_role = dict.fromkeys(Role, kernel) if isinstance(kernel, str) else dict(kernel)
+        for name in by_role.values():
+            check_name(name)
+        self.kernels: dict[Role, str] = {role: by_role.get(role, "auto") for role in Role}
+
+    def __call__(
+        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+    ) -> Tensor:
+        """Attention, (B, S of q, H, K) in the dtype of q; see `Attend`."""
+        kernel = pick(self.kernels[role], need_of(q_BSHK, k_BSHK, key_mask_BS, lse=False))
+        return kernel(q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
+
+    def with_lse(
+        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and its natural log-sum-exp (B, S of q, H), float32 (float64 for float64)."""
+        kernel = pick(self.kernels[role], need_of(q_BSHK, k_BSHK, key_mask_BS, lse=True))
+        return kernel.with_lse(q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
