@@ -37,6 +37,10 @@ class MediaError(UserError):
     """An image or clip that cannot be read or written."""
 
 
+class ClipError(MediaError):
+    """A finished clip that is not fit to be called finished: not finite, flat, silent, or of another size."""
+
+
 class KernelError(UserError):
     """An attention kernel that cannot do what a call needs; names one that can."""
 

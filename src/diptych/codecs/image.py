@@ -1,0 +1,35 @@
+"""The first frame: an image to the latents that a clip begins with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from PIL.Image import Image
+from torch import Tensor
+
+from diptych.media.images import fit_image, load_image
+
+__all__ = ["encode_image", "fit_image", "image_tensor", "load_image"]
+
+
+def image_tensor(image: Image) -> Tensor:
+    """(1, 3, height, width), float32 in [-1, 1], of an RGB image, with diffusers' order of operations."""
+    levels_HWC = np.asarray(image, dtype=np.float32) / 255.0
+    return 2.0 * torch.from_numpy(levels_HWC).permute(2, 0, 1)[None] - 1.0
+
+
+@torch.no_grad()
+def encode_image(vae: Any, image_B3HW: Tensor, generator: torch.Generator) -> Tensor:
+    """First-frame latents (B, Y, X, C), float32, on the VAE's device: a sample of the posterior, scaled.
+
+    vae: diffusers' `AutoencoderKLHunyuanVideo`, which runs in its own dtype, untiled. The noise is drawn by
+    `generator` in that dtype, before any noise of the clip itself; a CPU generator makes it the same everywhere.
+    """
+    pixels = image_B3HW.to(device=vae.device, dtype=vae.dtype).unsqueeze(2)
+    posterior = DiagonalGaussianDistribution(vae.quant_conv(vae.encoder(pixels)))
+    latents_BCTYX = posterior.sample(generator) * vae.config.scaling_factor
+    latents_BYXC: Tensor = latents_BCTYX[:, :, 0].permute(0, 2, 3, 1).float()
+    return latents_BYXC

@@ -1,0 +1,61 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from diptych.errors import MediaError
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a new empty file beside `path`; when the block ends it is synced and takes the place of `path`.
+
+    When the block raises, whatever it raises, the file is removed and what stood at `path` is untouched. A link at
+    `path` stays, and what it points to is replaced.
+    Raises `MediaError` for a folder that is missing or not writable, a target that is no file, and a full disk.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise MediaError(f"cannot write {path}: it is a folder; give the name of a file.")
+    if target.exists() and not target.is_file():
+        raise MediaError(f"cannot write {path}: it is not a regular file; give the name of a file.")
+    if not target.parent.is_dir():
+        raise MediaError(f"cannot write {path}: there is no folder {target.parent}; make it first.")
+    temporary = target.parent / f".diptych-{secrets.token_hex(6)}.part"
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        yield temporary
+        _sync(temporary)
+        temporary.replace(target)
+    except OSError as error:
+        raise MediaError(f"cannot write {path}: {_why(error, target.parent)}.") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    with suppress(OSError):  # some file systems cannot sync a folder
+        _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why(error: OSError, folder: Path) -> str:
+    if error.errno in _NO_ROOM:
+        return f"no room is left for it in {folder}; free some or write elsewhere"
+    if error.errno in _FORBIDDEN:
+        return f"writing in {folder} is not allowed; choose a folder you may write to"
+    return error.strerror or str(error)
