@@ -1,0 +1,1 @@
+"""How the demo model is made: an endless source of captioned clips, the training of every part, the export."""

@@ -1,0 +1,128 @@
+"""What every stage shares: a schedule by the clock, averaged weights, a log, and a state that a later call takes up."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+
+@dataclass
+class Budget:
+    """A stage ends when its seconds are spent, so the learning rate follows the clock and not a step count."""
+
+    seconds: float
+    warmup_steps: int = 100
+    started: float = field(default_factory=time.monotonic)
+
+    def restart(self) -> None:
+        self.started = time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def over(self) -> bool:
+        return self.spent >= self.seconds
+
+    def rate(self, step: int) -> float:
+        """Share of the peak learning rate: a short rise, level for the first third, then a cosine down to zero."""
+        part = min(self.spent / self.seconds, 1.0)
+        fall = 1.0 if part < 0.3 else 0.5 * (1 + math.cos(math.pi * (part - 0.3) / 0.7))
+        return min(1.0, (step + 1) / self.warmup_steps) * fall
+
+
+class Average:
+    """Exponential moving average of parameters, with a short memory at the start."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.live = [p for p in model.parameters() if p.requires_grad]
+        self.kept = [p.detach().clone() for p in self.live]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (step + 1) / (step + 10))
+        torch._foreach_lerp_(self.kept, self.live, 1 - decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange averaged and live weights; call twice to come back."""
+        held = [p.clone() for p in self.live]
+        torch._foreach_copy_(self.live, self.kept)
+        torch._foreach_copy_(self.kept, held)
+
+
+class Log:
+    """One JSON object a line; printed as well."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a")
+
+    def __call__(self, **values: Any) -> None:
+        rounded = {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
+        line = json.dumps(rounded)
+        print(line, flush=True)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+
+def save_state(path: Path, model: nn.Module, average: Average | None, dtype: torch.dtype = torch.float32) -> None:
+    """Write the averaged weights as `ema.*`, the live ones as `raw.*` and the buffers as `ema.*` too."""
+    state: dict[str, Tensor] = {}
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    raw = dict(zip(names, [p.detach() for p in model.parameters() if p.requires_grad], strict=True))
+    ema = raw if average is None else dict(zip(names, average.kept, strict=True))
+    state |= {f"ema.{n}": t for n, t in ema.items()} | {f"raw.{n}": t for n, t in raw.items()}
+    state |= {f"ema.{n}": t for n, t in model.state_dict().items() if n not in raw}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({n: t.to("cpu", dtype).contiguous().clone() for n, t in state.items()}, path)
+
+
+def load_state(path: Path, model: nn.Module, which: str = "ema") -> None:
+    """Take up `ema` or `raw` weights (buffers come from `ema`)."""
+    state = load_file(path)
+    own = model.state_dict()
+    found = {n: state.get(f"{which}.{n}", state.get(f"ema.{n}")) for n in own}
+    missing = [n for n, t in found.items() if t is None]
+    assert not missing, f"{path} lacks {missing[:3]}"
+    model.load_state_dict({n: t.to(own[n].dtype) for n, t in found.items() if t is not None})
+
+
+def resume(path: Path, model: nn.Module) -> Average | None:
+    """Take up live and averaged weights from a state, if there is one; returns the average."""
+    if not path.exists():
+        return None
+    load_state(path, model, "ema")
+    average = Average(model, 0.0)
+    load_state(path, model, "raw")
+    return average
+
+
+def adam(parameters: Iterable[Tensor], rate: float, decay: float = 0.0) -> torch.optim.Adam:
+    fused = torch.cuda.is_available()
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=decay, fused=fused)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def device() -> torch.device:
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        return torch.device("cuda")
+    return torch.device("cpu")
