@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diptych.attention.roles import Attend, Role
-from diptych.model.ops import LAYER_NORM_EPS, Rope, norm_rotate
+from diptych.model.ops import LAYER_NORM_EPS, Rope, norm_rotate, norm_rotate_pair
 
 
 class Linear32(nn.Linear):
@@ -156,8 +156,12 @@ class Attention(nn.Module):
     ) -> Tensor:
         source = x if source is None else source
         shape = (-1, self.head_dim)
-        q = norm_rotate(self.to_query(x).unflatten(-1, shape), self.query_norm.weight, rope_q)
-        k = norm_rotate(self.to_key(source).unflatten(-1, shape), self.key_norm.weight, rope_k)
+        q, k = self.to_query(x).unflatten(-1, shape), self.to_key(source).unflatten(-1, shape)
+        if rope_q is rope_k:
+            q, k = norm_rotate_pair(q, k, self.query_norm.weight, self.key_norm.weight, rope_q)
+        else:
+            q = norm_rotate(q, self.query_norm.weight, rope_q)
+            k = norm_rotate(k, self.key_norm.weight, rope_k)
         v = self.to_value(source).unflatten(-1, shape)
         out: Tensor = self.out_layer(attend(self.role, q, k, v, key_mask).flatten(-2))
         return out

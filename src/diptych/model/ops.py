@@ -1,52 +1,114 @@
-"""The element-wise arithmetic of the transformer, in plain torch: float32 inside, the stream's dtype outside.
+"""The element-wise work of the transformer, one function a pass: a fused kernel where one can run, plain torch elsewhere.
 
-Each function is one pass that a fused kernel can take over; this file is what such a kernel is compared with.
+`plain.py` holds the arithmetic; `kernels/` holds the same in Triton, for half precision on an NVIDIA GPU.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-LAYER_NORM_EPS = 1e-5
-RMS_NORM_EPS = 1.1920929e-07
-"""float32 machine epsilon, for every dtype: torch leaves the eps of an unset RMSNorm to the backend."""
+from diptych.model import plain
+from diptych.model.plain import LAYER_NORM_EPS, RMS_NORM_EPS, Rope
+
+__all__ = [
+    "LAYER_NORM_EPS",
+    "RMS_NORM_EPS",
+    "Rope",
+    "gated",
+    "gated_scale_shift",
+    "norm_rotate",
+    "norm_rotate_pair",
+    "plain_only",
+    "scale_shift",
+]
+
+_plain_only = False
 
 
-class Rope(NamedTuple):
-    """Rotary table of one token sequence: cosines and sines, float32 (S, K/2), one column a pair of channels."""
-
-    cos_SP: Tensor
-    sin_SP: Tensor
+@contextmanager
+def plain_only() -> Iterator[None]:
+    """No fused kernels inside: to measure what they bring, and what they change."""
+    global _plain_only
+    before, _plain_only = _plain_only, True
+    try:
+        yield
+    finally:
+        _plain_only = before
 
 
 def scale_shift(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """LayerNorm without weights, then `* (1 + scale) + shift`."""
-    normed = F.layer_norm(x_BSD.float(), x_BSD.shape[-1:], eps=LAYER_NORM_EPS)
-    return (normed * (scale_BD.unsqueeze(1) + 1.0) + shift_BD.unsqueeze(1)).to(x_BSD.dtype)
+    if fusible(x_BSD) and x_BSD.is_contiguous():
+        return _adaln().scale_shift(x_BSD, shift_BD, scale_BD)
+    return plain.scale_shift(x_BSD, shift_BD, scale_BD)
 
 
 def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor) -> Tensor:
     """Residual: `x + gate * y`."""
-    return (x_BSD.float() + gate_BD.unsqueeze(1) * y_BSD.float()).to(x_BSD.dtype)
+    if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
+        return _adaln().gated(x_BSD, y_BSD, gate_BD)
+    return plain.gated(x_BSD, y_BSD, gate_BD)
 
 
 def gated_scale_shift(
     x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`gated`, then `scale_shift` of its rounded result; returns both."""
-    x_BSD = gated(x_BSD, y_BSD, gate_BD)
-    return x_BSD, scale_shift(x_BSD, shift_BD, scale_BD)
+    if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
+        return _adaln().gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
+    return plain.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
 
 
 def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:
     """Per-head RMSNorm, then rotation of adjacent channel pairs (none when `rope` is None)."""
-    x = F.rms_norm(x_BSHK.float(), x_BSHK.shape[-1:], weight_K.float(), eps=RMS_NORM_EPS)
-    if rope is not None:
-        cos, sin = rope.cos_SP[:, None, :], rope.sin_SP[:, None, :]
-        even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-        x = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    return x.to(x_BSHK.dtype)
+    if fusible(x_BSHK) and _heads_adjacent(x_BSHK):
+        return _rotate().norm_rotate(x_BSHK, weight_K, rope)
+    return plain.norm_rotate(x_BSHK, weight_K, rope)
+
+
+def norm_rotate_pair(
+    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None
+) -> tuple[Tensor, Tensor]:
+    """`norm_rotate` of the queries and keys of one token sequence."""
+    alike = q_BSHK.shape == k_BSHK.shape and q_BSHK.stride() == k_BSHK.stride()
+    if alike and fusible(q_BSHK) and _heads_adjacent(q_BSHK):
+        return _rotate().norm_rotate_pair(q_BSHK, k_BSHK, q_weight_K, k_weight_K, rope)
+    return norm_rotate(q_BSHK, q_weight_K, rope), norm_rotate(k_BSHK, k_weight_K, rope)
+
+
+def fusible(x: Tensor) -> bool:
+    """Whether the Triton kernels can take this tensor: half precision, on an NVIDIA GPU, no gradient wanted."""
+    return (
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.numel() > 0
+        and not _plain_only
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and _has_triton
+    )
+
+
+def _heads_adjacent(x_BSHK: Tensor) -> bool:
+    K = x_BSHK.shape[-1]
+    return x_BSHK.stride(-1) == 1 and x_BSHK.stride(-2) == K and K & (K - 1) == 0
+
+
+_has_triton = importlib.util.find_spec("triton") is not None
+
+
+def _adaln() -> ModuleType:
+    from diptych.model.kernels import adaln  # Triton is imported where it runs, not where the model is defined
+
+    return adaln
+
+
+def _rotate() -> ModuleType:
+    from diptych.model.kernels import rotate
+
+    return rotate

@@ -1,0 +1,112 @@
+"""Per-head RMSNorm and rotation in one pass (Triton), for queries and keys of one attention in one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diptych.model.plain import Rope
+
+EPS = tl.constexpr(1.1920929e-07)
+
+
+@triton.jit
+def _norm_rotate(
+    q_ptr,
+    k_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    cos_ptr,
+    sin_ptr,
+    batch_stride,
+    token_stride,
+    S,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    HEADS: tl.constexpr,
+    ROTATE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    heads = tl.arange(0, HEADS)[:, None]
+    channels = tl.arange(0, K)[None, :]
+    pairs = tl.arange(0, K // 2)
+    within = heads * K + channels
+    inside = (heads < H) & (channels < K)
+    x_ptr, weight_ptr, out_ptr = q_ptr, q_weight_ptr, q_out_ptr
+    if tl.program_id(2) == 1:
+        x_ptr, weight_ptr, out_ptr = k_ptr, k_weight_ptr, k_out_ptr
+    weight = tl.load(weight_ptr + channels).to(tl.float32)
+    first = tl.program_id(0) * ROWS
+    for row in range(first, min(first + ROWS, S)):
+        token = b * 0 + row  # 64 bits wide
+        x = tl.load(x_ptr + b * batch_stride + token * token_stride + within, mask=inside, other=0.0)
+        dtype: tl.constexpr = x.dtype
+        x = x.to(tl.float32)
+        x = x * tl.rsqrt(tl.sum(x * x, axis=1) / K + EPS)[:, None] * weight
+        if ROTATE:
+            cos = tl.load(cos_ptr + row * (K // 2) + pairs)[None, :]
+            sin = tl.load(sin_ptr + row * (K // 2) + pairs)[None, :]
+            even, odd = tl.split(tl.reshape(x, (HEADS, K // 2, 2)))
+            x = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (HEADS, K))
+        tl.store(out_ptr + (b * S + token) * (H * K) + within, x.to(dtype), mask=inside)
+
+
+def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:
+    """`plain.norm_rotate` in one pass. Heads and channels of a token must lie side by side; the result is contiguous."""
+    out = torch.empty_like(x_BSHK, memory_format=torch.contiguous_format)
+    _launch(x_BSHK, x_BSHK, weight_K, weight_K, out, out, rope, 1)
+    return out
+
+
+def norm_rotate_pair(
+    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None
+) -> tuple[Tensor, Tensor]:
+    """`norm_rotate` of queries and keys of the same tokens, in one launch."""
+    q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_BSHK, k_BSHK))
+    _launch(q_BSHK, k_BSHK, q_weight_K, k_weight_K, q_out, k_out, rope, 2)
+    return q_out, k_out
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    rope: Rope | None,
+    tensors: int,
+) -> None:
+    B, S, H, K = q.shape
+    tune = tuning(S, H * K)
+    _norm_rotate[(triton.cdiv(S, tune["ROWS"]), B, tensors)](
+        q,
+        k,
+        q_weight,
+        k_weight,
+        q_out,
+        k_out,
+        None if rope is None else rope.cos_SP,
+        None if rope is None else rope.sin_SP,
+        q.stride(0),
+        q.stride(1),
+        S,
+        H=H,
+        K=K,
+        HEADS=triton.next_power_of_2(H),
+        ROTATE=rope is not None,
+        **tune,
+    )
+
+
+def tuning(S: int, width: int) -> dict[str, Any]:
+    """Rows a program, and warps: 16 values a thread."""
+    rows = 4 if S >= 8192 else 1
+    return {"ROWS": rows, "num_warps": max(1, min(8, triton.next_power_of_2(width) // 512))}

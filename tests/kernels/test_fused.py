@@ -1,0 +1,76 @@
+"""Fused kernels equal their plain twins: through Triton's interpreter on a CPU, on the GPU where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diptych.model import plain
+from diptych.model.kernels import adaln, rotate
+from diptych.model.rope import rope_1d
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter truncates to bf16
+ULP = torch.finfo(HALF).eps  # a fused pass may round one value in a hundred the other way, nothing more
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def draw(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
+    return (torch.randn(*shape) * 1.7 + 0.3).to(dtype).to(DEVICE)
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape
+    torch.testing.assert_close(got.float(), want.float(), rtol=ULP, atol=1e-5)
+    differing = (got != want).float().mean().item()
+    assert differing < 0.01, f"{differing:.1%} of the values round differently"
+
+
+@pytest.mark.parametrize("width", [80, 1792], ids=["tiny", "Lite: not a power of two"])
+@pytest.mark.parametrize("B", [1, 2])
+def test_residual_norm_and_modulation_in_one_pass(width, B):
+    x, y = draw(B, 5, width), draw(B, 5, width)
+    gate, shift, scale = draw(B, 3 * width, dtype=torch.float32).chunk(3, dim=-1)  # strided, as in the model
+    same(adaln.scale_shift(x, shift, scale), plain.scale_shift(x, shift, scale))
+    same(adaln.gated(x, y, gate), plain.gated(x, y, gate))
+    for got, want in zip(
+        adaln.gated_scale_shift(x, y, gate, shift, scale),
+        plain.gated_scale_shift(x, y, gate, shift, scale),
+        strict=True,
+    ):
+        same(got, want)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("heads, K", [(5, 16), (28, 64)], ids=["tiny", "Lite: 28 heads"])
+def test_head_norm_and_rotation_in_one_pass(heads, K, rotated):
+    q, k = draw(2, 7, heads, K), draw(2, 7, heads, K)
+    rope = rope_1d(7, K, DEVICE) if rotated else None
+    q_weight, k_weight = draw(K), draw(K)
+    want_q, want_k = plain.norm_rotate(q, q_weight, rope), plain.norm_rotate(k, k_weight, rope)
+    same(rotate.norm_rotate(q, q_weight, rope), want_q)
+    got_q, got_k = rotate.norm_rotate_pair(q, k, q_weight, k_weight, rope)
+    same(got_q, want_q)
+    same(got_k, want_k)
+
+
+def test_heads_of_a_wider_projection_need_no_copy():
+    """Queries as a view of a merged projection: tokens lie further apart than one token's heads."""
+    wide = draw(1, 6, 3 * 5 * 16)
+    q = wide[..., 80:160].unflatten(-1, (5, 16))
+    weight = draw(16)
+    same(rotate.norm_rotate(q, weight, None), plain.norm_rotate(q, weight, None))
+
+
+def test_many_rows_in_one_program(monkeypatch):
+    """Programs that walk over several rows write each of them, also where the last program has fewer."""
+    monkeypatch.setattr(adaln, "tuning", lambda S, D: {"ROWS": 4, "num_warps": 1})
+    monkeypatch.setattr(rotate, "tuning", lambda S, width: {"ROWS": 4, "num_warps": 1})
+    x, shift, scale = draw(1, 11, 48), draw(1, 48, dtype=torch.float32), draw(1, 48, dtype=torch.float32)
+    same(adaln.scale_shift(x, shift, scale), plain.scale_shift(x, shift, scale))
+    q, weight, rope = draw(1, 11, 3, 16), draw(16), rope_1d(11, 16, DEVICE)
+    same(rotate.norm_rotate(q, weight, rope), plain.norm_rotate(q, weight, rope))
