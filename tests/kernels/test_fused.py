@@ -46,7 +46,7 @@ def test_residual_norm_and_modulation_in_one_pass(width, B):
 
 
 @pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("heads, K", [(5, 16), (28, 64)], ids=["tiny", "Lite: 28 heads"])
+@pytest.mark.parametrize(("heads", "K"), [(5, 16), (28, 64)], ids=["tiny", "Lite: 28 heads"])
 def test_head_norm_and_rotation_in_one_pass(heads, K, rotated):
     q, k = draw(2, 7, heads, K), draw(2, 7, heads, K)
     rope = rope_1d(7, K, DEVICE) if rotated else None

@@ -1,6 +1,7 @@
-"""The element-wise work of the transformer, one function a pass: a fused kernel where one can run, plain torch elsewhere.
+"""The element-wise work of the transformer, one function a pass: a fused kernel where one can, else plain torch.
 
-`plain.py` holds the arithmetic; `kernels/` holds the same in Triton, for half precision on an NVIDIA GPU.
+`plain.py` holds the arithmetic; `kernels/` holds the same in Triton, for half precision on an NVIDIA GPU. Triton is
+imported where it runs, not where the model is defined.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -45,14 +45,18 @@ def plain_only() -> Iterator[None]:
 def scale_shift(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """LayerNorm without weights, then `* (1 + scale) + shift`."""
     if fusible(x_BSD) and x_BSD.is_contiguous():
-        return _adaln().scale_shift(x_BSD, shift_BD, scale_BD)
+        from diptych.model.kernels import adaln
+
+        return adaln.scale_shift(x_BSD, shift_BD, scale_BD)
     return plain.scale_shift(x_BSD, shift_BD, scale_BD)
 
 
 def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor) -> Tensor:
     """Residual: `x + gate * y`."""
     if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
-        return _adaln().gated(x_BSD, y_BSD, gate_BD)
+        from diptych.model.kernels import adaln
+
+        return adaln.gated(x_BSD, y_BSD, gate_BD)
     return plain.gated(x_BSD, y_BSD, gate_BD)
 
 
@@ -61,14 +65,18 @@ def gated_scale_shift(
 ) -> tuple[Tensor, Tensor]:
     """`gated`, then `scale_shift` of its rounded result; returns both."""
     if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
-        return _adaln().gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
+        from diptych.model.kernels import adaln
+
+        return adaln.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
     return plain.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
 
 
 def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:
     """Per-head RMSNorm, then rotation of adjacent channel pairs (none when `rope` is None)."""
     if fusible(x_BSHK) and _heads_adjacent(x_BSHK):
-        return _rotate().norm_rotate(x_BSHK, weight_K, rope)
+        from diptych.model.kernels import rotate
+
+        return rotate.norm_rotate(x_BSHK, weight_K, rope)
     return plain.norm_rotate(x_BSHK, weight_K, rope)
 
 
@@ -78,7 +86,9 @@ def norm_rotate_pair(
     """`norm_rotate` of the queries and keys of one token sequence."""
     alike = q_BSHK.shape == k_BSHK.shape and q_BSHK.stride() == k_BSHK.stride()
     if alike and fusible(q_BSHK) and _heads_adjacent(q_BSHK):
-        return _rotate().norm_rotate_pair(q_BSHK, k_BSHK, q_weight_K, k_weight_K, rope)
+        from diptych.model.kernels import rotate
+
+        return rotate.norm_rotate_pair(q_BSHK, k_BSHK, q_weight_K, k_weight_K, rope)
     return norm_rotate(q_BSHK, q_weight_K, rope), norm_rotate(k_BSHK, k_weight_K, rope)
 
 
@@ -100,15 +110,3 @@ def _heads_adjacent(x_BSHK: Tensor) -> bool:
 
 
 _has_triton = importlib.util.find_spec("triton") is not None
-
-
-def _adaln() -> ModuleType:
-    from diptych.model.kernels import adaln  # Triton is imported where it runs, not where the model is defined
-
-    return adaln
-
-
-def _rotate() -> ModuleType:
-    from diptych.model.kernels import rotate
-
-    return rotate

@@ -59,7 +59,7 @@ def _norm_rotate(
 
 
 def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:
-    """`plain.norm_rotate` in one pass. Heads and channels of a token must lie side by side; the result is contiguous."""
+    """`plain.norm_rotate` in one pass. A token's heads must lie side by side; the result is contiguous."""
     out = torch.empty_like(x_BSHK, memory_format=torch.contiguous_format)
     _launch(x_BSHK, x_BSHK, weight_K, weight_K, out, out, rope, 1)
     return out
