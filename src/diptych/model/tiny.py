@@ -7,25 +7,25 @@ numbers of VAE blocks and vocoder stages, and the 129 tokens of the prompt templ
 from __future__ import annotations
 
 import json
-import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diptych.errors import CheckpointError
 from diptych.model.config import TINY, TransformerConfig
+from diptych.model.keys import stays_as_stored
+from diptych.model.tiny_weights import RULES, fill
 from diptych.model.vocabulary import CLIP_TOKENS, clip_tokenizer, qwen_tokenizer, save_processor
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer, Qwen2Tokenizer
 
 Dtypes = Literal["float32", "released"]
-Draw = Callable[[str, Tensor], Tensor]
 
 _WORDS = """
 a an and at by for in is it of on over the to under with
@@ -73,7 +73,7 @@ def write_tiny(folder: str | Path, distilled: bool = False, seed: int = 0, *, dt
                 "vocoder": vocoder(),
             }
         for name, model in models.items():
-            fill(model, _RULES[name], seed + zlib.crc32(name.encode()))
+            fill(model, RULES[name], seed + zlib.crc32(name.encode()))
             if dtypes == "released":
                 _as_released(name, model, distilled)
             with _no_bars():
@@ -103,11 +103,11 @@ def transformer(config: TransformerConfig) -> Any:
 
 
 def video_vae() -> Any:
-    """AutoencoderKLHunyuanVideo with the real compressions and blocks, 16 to 32 channels wide."""
+    """AutoencoderKLHunyuanVideo with the real compressions and blocks, 8 to 24 channels wide."""
     from diffusers import AutoencoderKLHunyuanVideo
 
     return AutoencoderKLHunyuanVideo(
-        block_out_channels=(8, 16, 16, 16), norm_num_groups=4, layers_per_block=2, scaling_factor=SCALING_FACTOR
+        block_out_channels=(8, 16, 24, 24), norm_num_groups=4, layers_per_block=2, scaling_factor=SCALING_FACTOR
     )
 
 
@@ -182,81 +182,12 @@ def vocoder() -> Any:
     return MMAudioVocoder(upsample_initial_channel=64)
 
 
-@torch.no_grad()
-def fill(model: nn.Module, rule: Draw, seed: int) -> None:
-    """Redraw every parameter, and the buffers that `rule` knows, from one CPU generator.
-
-    `rule(name, noise)` turns standard normal noise of the tensor's shape into the tensor.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(model.named_parameters()):
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.copy_(rule(name, noise))
-    for name, buffer in sorted(model.named_buffers()):
-        if name.endswith(("data_mean", "data_std")):
-            buffer.copy_(rule(name, torch.randn(buffer.shape, generator=generator)))
-
-
-def _linear(noise: Tensor, gain: float = 1.0) -> Tensor:
-    """Weights (out, in, *kernel) that keep the size of what passes, times `gain`."""
-    return noise * (gain / math.sqrt(noise[0].numel()))
-
-
-def _transformer(name: str, noise: Tensor) -> Tensor:
-    if "modulation" in name:  # shift, scale and gate near ±0.5, half of it from the time
-        return _linear(noise, 0.5) if name.endswith("weight") else 0.4 * noise
-    if "norm" in name:
-        return 1 + 0.2 * noise if name.endswith("weight") else 0.2 * noise
-    if "token_type" in name:
-        return 0.5 * noise
-    return _linear(noise) if name.endswith("weight") else 0.1 * noise
-
-
-def _plain(name: str, noise: Tensor) -> Tensor:
-    if noise.ndim < 2:  # norms and biases
-        return 1 + 0.1 * noise if name.endswith("weight") else 0.1 * noise
-    return 0.5 * noise if "embed" in name and "patch" not in name else _linear(noise)
-
-
-def _video_vae(name: str, noise: Tensor) -> Tensor:
-    if name == "quant_conv.bias":  # mean, then log variance: a posterior narrower than the means spread
-        half = len(noise) // 2
-        return 0.1 * noise - torch.cat((torch.zeros(half), torch.full((half,), 3.0)))
-    return _plain(name, noise)
-
-
-def _audio_vae(name: str, noise: Tensor) -> Tensor:
-    if name.endswith("data_mean"):
-        return -5 + 0.5 * noise
-    if name.endswith("data_std"):
-        return 2 + 0.2 * noise
-    return 0.1 * noise if noise.ndim == 0 else _linear(noise)
-
-
-def _vocoder(name: str, noise: Tensor) -> Tensor:
-    if noise.ndim < 2:
-        return 0.1 * noise
-    if name.startswith("conv_post"):  # no direct current: the snake activations are positive on average
-        return _linear(noise - noise.mean(-1, keepdim=True), 0.1)
-    return _linear(noise, 0.3 if "convs2" in name else 1.0)
-
-
-_RULES: dict[str, Draw] = {
-    "transformer": _transformer,
-    "vae": _video_vae,
-    "text_encoder": _plain,
-    "text_encoder_2": _plain,
-    "audio_vae": _audio_vae,
-    "vocoder": _vocoder,
-}
-
-
 def _as_released(component: str, model: nn.Module, distilled: bool) -> None:
     """Cast to what the released files store: facts of their sizes, not of their code."""
     if component not in ("transformer", "text_encoder"):
         return
     for name, parameter in model.named_parameters():
-        single = component == "transformer" and ("embeddings" in name or ("modulation" in name and not distilled))
+        single = component == "transformer" and stays_as_stored(name) and not (distilled and "modulation" in name)
         parameter.data = parameter.data.to(torch.float32 if single else torch.bfloat16)
 
 

@@ -1,0 +1,214 @@
+"""Streaming weights from safetensors files into a module built on the meta device.
+
+Tensor by tensor, in the order they lie in the files, straight to device and dtype: the host never holds more than one
+tensor beside those that stay on it. Names, shapes and files are checked before the first byte is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from diptych.errors import CheckpointError
+from diptych.model.catalogue import OnBytes
+from diptych.model.checkpoint import Checkpoint, Component
+from diptych.model.headers import StoredTensor
+from diptych.model.keys import current_name, stays_as_stored, transformer_keys
+
+DtypeRule = Callable[[str, torch.dtype], torch.dtype]
+"""(name in the module, stored dtype) to the dtype it is held in."""
+Rename = Callable[[str], str | None]
+"""Stored name to the name in the module; `None` for a tensor that belongs to the file but not to the module."""
+
+_CHUNK = 64 << 20
+
+
+def cast_floats(dtype: torch.dtype) -> DtypeRule:
+    """Every floating-point tensor in `dtype`, the others as they are."""
+    return lambda _, stored: dtype if stored.is_floating_point else stored
+
+
+def transformer_dtypes(dtype: torch.dtype) -> DtypeRule:
+    """The transformer's rule: embeddings and modulations stay as stored, the rest is held in `dtype`."""
+    return lambda name, stored: stored if stays_as_stored(name) else dtype
+
+
+class ParametersOnMeta(TorchFunctionMode):
+    """Builds modules whose parameters take no memory, while their computed buffers (rotary frequencies, filters) live.
+
+    `torch.device("meta")` would lose the buffers that no file stores.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:  # what torch.nn allocates parameters with, before it draws them
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def load_into(
+    module: nn.Module,
+    component: Component,
+    *,
+    device: torch.device | str,
+    dtypes: DtypeRule,
+    rename: Rename = str,
+    on_bytes: OnBytes | None = None,
+) -> None:
+    """Fill every parameter and stored buffer of `module` from `component`; they become frozen.
+
+    module: built on meta (or with `ParametersOnMeta`). It may be a part of the stored model, if `rename` answers `None`
+    for what it lacks. on_bytes: told stored bytes read and to read.
+
+    Raises `CheckpointError` naming tensor and file for one that is unknown, missing, stored twice or mis-shaped,
+    before anything is read.
+    """
+    wanted = _match(module, component, rename)
+    for name, tensor in stream(wanted.items(), device=device, dtypes=dtypes, on_bytes=on_bytes):
+        _place(module, name, tensor)
+    for name, buffer in list(module.named_buffers()):  # those that no file stores
+        if name not in wanted:
+            _place(module, name, buffer.to(device))
+    left = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_meta]
+    assert not left, f"{left[0]} is still on meta: neither stored nor computed"
+
+
+def load_transformer(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    on_bytes: OnBytes | None = None,
+) -> None:
+    """Fill a transformer, or the part of one that a pipeline stage holds, from a checkpoint of either naming.
+
+    Embeddings and modulations stay in the dtype they are stored in, all else is held in `dtype`.
+    """
+    known, here = transformer_keys(checkpoint.transformer), dict(_stored_names(module))
+
+    def rename(stored: str) -> str | None:
+        name = current_name(stored)
+        return name if name in here or name not in known else None
+
+    dtypes = transformer_dtypes(dtype)
+    load_into(module, checkpoint["transformer"], device=device, dtypes=dtypes, rename=rename, on_bytes=on_bytes)
+
+
+def stream(
+    wanted: Iterable[tuple[str, StoredTensor]],
+    *,
+    device: torch.device | str,
+    dtypes: DtypeRule,
+    on_bytes: OnBytes | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Read tensors one after the other: (name, tensor on `device` in the dtype that `dtypes` tells).
+
+    Each file is opened once if `wanted` is in the order of the files.
+    """
+    pairs = list(wanted)
+    total, done = sum(t.nbytes for _, t in pairs), 0
+    device = torch.device(device)
+    staging = _Staging() if device.type == "cuda" else None
+    opened: tuple[Path, BinaryIO] | None = None
+    try:
+        for name, stored in pairs:
+            if opened is None or opened[0] != stored.file:
+                if opened is not None:
+                    opened[1].close()
+                opened = stored.file, stored.file.open("rb", buffering=0)
+            yield name, _tensor(opened[1], stored, device, staging).to(dtypes(name, stored.dtype))
+            done += stored.nbytes
+            if on_bytes is not None:
+                on_bytes(done, total)
+    except OSError as error:
+        raise CheckpointError(f"{stored.file} cannot be read: {error.strerror or error}") from error
+    finally:
+        if opened is not None:
+            opened[1].close()
+
+
+def _tensor(file: BinaryIO, stored: StoredTensor, device: torch.device, staging: _Staging | None) -> Tensor:
+    tensor = torch.empty(stored.shape, dtype=stored.dtype, device=device)
+    raw = tensor.reshape(-1).view(torch.uint8)
+    if staging is None:
+        _read(file, stored, raw, 0)
+    else:
+        staging.read(file, stored, raw)
+    return tensor
+
+
+class _Staging:
+    """Two pinned buffers: while one is copied to the GPU, the other is read into."""
+
+    def __init__(self) -> None:
+        self._buffers = [torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(2)]
+        self._turn = 0
+
+    def read(self, file: BinaryIO, stored: StoredTensor, out: Tensor) -> None:
+        with torch.cuda.device(out.device):
+            for start in range(0, out.numel(), _CHUNK):
+                part = out[start : start + _CHUNK]
+                buffer, copied = self._buffers[self._turn][: part.numel()], self._copied[self._turn]
+                copied.synchronize()
+                _read(file, stored, buffer, start)
+                part.copy_(buffer, non_blocking=True)
+                copied.record()
+                self._turn = 1 - self._turn
+
+
+def _read(file: BinaryIO, stored: StoredTensor, out: Tensor, start: int) -> None:
+    """Fill `out` (uint8, on the host) with the bytes of `stored` from `start`."""
+    file.seek(stored.offset + start)
+    view = memoryview(out.numpy().data)
+    while view:
+        count = file.readinto(view)  # type: ignore[attr-defined]
+        if not count:
+            raise CheckpointError(f"{stored.file} ends inside tensor {stored.name}")
+        view = view[count:]
+
+
+def _match(module: nn.Module, component: Component, rename: Rename) -> dict[str, StoredTensor]:
+    """Module name to stored tensor, in the order of files and data; everything that is wrong is refused here."""
+    here = dict(_stored_names(module))
+    wanted: dict[str, StoredTensor] = {}
+    for stored in component.tensors.values():
+        name = rename(stored.name)
+        if name is None:
+            continue
+        if name not in here:
+            raise CheckpointError(f"{stored.file}: unknown tensor {stored.name}")
+        if name in wanted:
+            raise CheckpointError(f"{stored.file}: tensor {stored.name} is also stored as {wanted[name].name}")
+        if stored.shape != here[name]:
+            raise CheckpointError(
+                f"{stored.file}: tensor {stored.name} has shape {stored.shape}, its config makes it {here[name]}"
+            )
+        wanted[name] = stored
+    missing = next((name for name in here if name not in wanted), None)
+    if missing is not None:
+        raise CheckpointError(f"{component.folder}: tensor {missing} is missing from its .safetensors files")
+    return wanted
+
+
+def _stored_names(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of what a file stores of `module`: parameters and persistent buffers."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        yield name, tuple(tensor.shape)
+
+
+def _place(module: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[leaf] = tensor
