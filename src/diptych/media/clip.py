@@ -25,6 +25,8 @@ class Clip:
 
     report: what was asked and what was run: request, seed, layout, precision, forwards, seconds per stage. It must
     be JSON; `report["request"]` is the request as `ClipRequest.from_dict` takes it.
+    latents: what the frames were decoded from, float32: `video` (C, T, Y, X) and, with sound, `audio` (C, A); empty for
+    a clip that was read from a file.
     """
 
     frames: npt.NDArray[np.uint8]
@@ -32,6 +34,7 @@ class Clip:
     fps: float
     sample_rate: int = 44_100
     report: dict[str, Any] = field(default_factory=dict)
+    latents: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         assert self.frames.dtype == np.uint8
@@ -64,6 +67,20 @@ class Clip:
         from diptych.media.mp4 import write  # mp4 reads clips, so it stands above this file
 
         return write(path, self)
+
+    def save_latents(self, path: str | Path) -> Path:
+        """Write the latents as safetensors, with a batch axis in front, as diffusers' `output_type="latent"` has them.
+
+        Raises `MediaError` where that cannot be done, and leaves nothing behind.
+        """
+        from safetensors.numpy import save_file
+
+        from diptych.media.files import replacing
+
+        assert self.latents, "a clip that was read from a file has no latents"
+        with replacing(path) as temporary:
+            save_file({name: np.ascontiguousarray(value[None]) for name, value in self.latents.items()}, temporary)
+        return Path(path)
 
     def check(self, asked: ResolvedRequest | None = None) -> None:
         """Raise `ClipError`, naming what is wrong, for a clip that must not be called finished.

@@ -18,7 +18,7 @@ from diptych.media.clip import Clip
 from diptych.media.files import replacing
 from diptych.request import ClipRequest
 
-CRF = "17"
+CRF = 17
 """x264's constant rate factor: here the eye sees no difference from the frames."""
 AUDIO_BITS = 160_000
 """Bits a second of the AAC track; mono."""
@@ -27,15 +27,17 @@ _MARK = "diptych-clip"
 _FINE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 
 
-def write(path: str | Path, clip: Clip) -> Path:
+def write(path: str | Path, clip: Clip, *, crf: int = CRF, preset: str = "medium") -> Path:
     """Write `clip` to `path` as MP4 with its index in front, whole or not at all; returns the path.
+
+    crf, preset: x264's quality (0..51, lower is better) and speed, such as `veryfast`.
 
     H.264 High, yuv420p with BT.709 tags; AAC mono at the clip's sample rate. Every frame is kept, at the exact rate
     of `exact_rate`; sound begins with the picture and ends at its own last sample. The report stands in the comment.
     Raises `MediaError` when the file cannot be written.
     """
     with replacing(path) as temporary:
-        _encode(temporary, clip)
+        _encode(temporary, clip, {"crf": str(crf), "preset": preset, "profile": "high"})
     return Path(path)
 
 
@@ -53,14 +55,14 @@ def exact_rate(fps: float) -> Fraction:
     return Fraction(fps).limit_denominator(10_000)
 
 
-def _encode(path: Path, clip: Clip) -> None:
+def _encode(path: Path, clip: Clip, x264: dict[str, str]) -> None:
     assert clip.width % 2 == clip.height % 2 == 0, "yuv420p halves both sides"
     rate = exact_rate(clip.fps)
     # Times in samples, not milliseconds, so that the end of the sound is not rounded.
     options = {"movflags": "+faststart", "movie_timescale": str(clip.sample_rate)}
     with av.open(str(path), "w", format="mp4", options=options) as container:
         container.metadata["comment"] = json.dumps({_MARK: 1, "report": clip.report}, ensure_ascii=False)
-        video = container.add_stream("libx264", rate=rate, options={"crf": CRF, "profile": "high"})
+        video = container.add_stream("libx264", rate=rate, options=x264)
         video.width, video.height, video.pix_fmt = clip.width, clip.height, "yuv420p"
         context = video.codec_context
         context.time_base = 1 / rate
