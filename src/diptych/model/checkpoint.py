@@ -27,8 +27,15 @@ _CLASSES = {
     "audio_vae": ("MMAudioVAE",),
     "vocoder": ("MMAudioVocoder",),
     "scheduler": ("FlowMatchEulerDiscreteScheduler", "PiflowScheduler"),
+    "tokenizer": ("Qwen2Tokenizer", "Qwen2TokenizerFast"),
+    "tokenizer_2": ("CLIPTokenizer", "CLIPTokenizerFast"),
 }
 WEIGHTED = ("transformer", "vae", "text_encoder", "text_encoder_2", "audio_vae", "vocoder")
+_CONFIG = {
+    "scheduler": "scheduler_config.json",
+    "tokenizer": "tokenizer_config.json",
+    "tokenizer_2": "tokenizer_config.json",
+}
 _SOUND = ("audio_vae", "vocoder")
 _TOKENIZERS = ("tokenizer", "tokenizer_2")
 _SAMPLES, _SAMPLE_BYTES = 16, 1024
@@ -51,7 +58,7 @@ class Component:
     def class_name(self) -> str:
         """As the config says; some published configs do not, then the only class that this folder may hold."""
         named = self.config.get("_class_name") or next(iter(self.config.get("architectures") or []), None)
-        return str(named or _CLASSES[self.name][0])
+        return str(named or self.config.get("tokenizer_class") or _CLASSES[self.name][0])
 
     @property
     def parameters(self) -> int:
@@ -123,7 +130,7 @@ class Checkpoint:
             raise CheckpointError(f"{root} holds a {index.get('_class_name')}; only a {PIPELINE} can be run")
         absent = [part for part in _SOUND if (index.get(part) or [None])[0] is None]
         components: dict[str, Component] = {}
-        for part in (*_CLASSES, *_TOKENIZERS):
+        for part in _CLASSES:
             held = [Path(f).name for f in snapshot.files if Path(f).parent.as_posix() == part]
             if part in absent or (part == "vocoder" and not held and _vocoder_inside(components.get("audio_vae"))):
                 continue
@@ -200,7 +207,7 @@ class Checkpoint:
         """All of it as JSON holds it: what `diptych checkpoint inspect --json` prints."""
         parts = {
             name: {
-                "class": part.class_name if name in _CLASSES else None,
+                "class": part.class_name,
                 "files": len(part.files),
                 "tensors": len(part.tensors),
                 "parameters": part.parameters,
@@ -234,12 +241,11 @@ def _component(name: str, held: list[str], snapshot: Snapshot) -> Component:
     if name in _TOKENIZERS:
         if "tokenizer.json" not in held and "vocab.json" not in held:
             raise CheckpointError(f"{folder} holds no tokenizer.json and no vocab.json")
-        return Component(name, folder, read_json(folder / "tokenizer_config.json"))
-    config = read_json(folder / ("scheduler_config.json" if name == "scheduler" else "config.json"))
+    config = read_json(folder / _CONFIG.get(name, "config.json"))
     part = Component(name, folder, config)
     if part.class_name not in _CLASSES[name]:
         raise CheckpointError(f"{folder} holds a {part.class_name}, where a {' or '.join(_CLASSES[name])} belongs")
-    if name == "scheduler":
+    if name not in WEIGHTED:
         return part
     files, index = weight_files(folder, held)
     tensors: dict[str, StoredTensor] = {}
