@@ -1,0 +1,1 @@
+"""HTTP: reading requests, answering them."""

@@ -1,0 +1,73 @@
+"""Starting, hearing and ending one engine process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import Pipe
+from typing import Any
+
+from diptych.server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+ENGINE = "diptych.engine.engine:Engine.load"
+
+
+class EngineProcess:
+    """A running worker. `pipe` carries messages; `end` leaves no process of its group behind."""
+
+    def __init__(self, settings: Settings, index: int, engine: str = ENGINE) -> None:
+        options = {
+            "checkpoint": settings.checkpoint,
+            "layout": settings.replica_layout(index),
+            "device": settings.device,
+            "dtype": settings.dtype,
+            "warm_up": settings.warm_up,
+            "preview_every": settings.preview_every,
+            "cache": str(settings.state_dir / "cache"),
+            "log_level": settings.log_level,
+            "engine": engine,
+        }
+        self.pipe, theirs = Pipe()
+        environment = dict(os.environ)
+        gpus = settings.replica_gpus(index)
+        if gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "diptych.server.running.worker", str(theirs.fileno()), json.dumps(options)],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def send(self, message: Any) -> None:
+        """Tell the worker; one that is gone shows itself at the next read."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(message)
+
+    def end(self) -> None:
+        """Kill the group, then wait: afterwards the GPUs are free."""
+        if self.pipe.closed:
+            return
+        self.pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self.process.pid, 0)
+            except ProcessLookupError:
+                return
+            except PermissionError:
+                return
+            time.sleep(0.02)
+        log.warning("a process of engine group %d has not ended", self.process.pid)
