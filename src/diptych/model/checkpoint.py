@@ -4,77 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from diptych.errors import CheckpointError
-from diptych.model.catalogue import CATALOGUE, OnBytes, Snapshot, fetch, hub_id, remote_header
+from diptych.model.catalogue import CATALOGUE, OnBytes, Snapshot, fetch, hub_id
+from diptych.model.component import CLASSES, Component, check_transformer, read_component
 from diptych.model.config import TransformerConfig
-from diptych.model.headers import StoredTensor, read_header, read_json, weight_files
-from diptych.model.keys import current_name, transformer_keys
 from diptych.request import AUDIO_RATE, SAMPLES_PER_AUDIO_LATENT, ClipDefaults
 
 PIPELINE = "Kandinsky6TI2VAPipeline"
-_CLASSES = {
-    "transformer": ("Kandinsky6Transformer3DModel",),
-    "vae": ("AutoencoderKLHunyuanVideo",),
-    "text_encoder": ("Qwen2_5_VLForConditionalGeneration",),
-    "text_encoder_2": ("CLIPTextModel",),
-    "audio_vae": ("MMAudioVAE",),
-    "vocoder": ("MMAudioVocoder",),
-    "scheduler": ("FlowMatchEulerDiscreteScheduler", "PiflowScheduler"),
-    "tokenizer": ("Qwen2Tokenizer", "Qwen2TokenizerFast"),
-    "tokenizer_2": ("CLIPTokenizer", "CLIPTokenizerFast"),
-}
-WEIGHTED = ("transformer", "vae", "text_encoder", "text_encoder_2", "audio_vae", "vocoder")
-_CONFIG = {
-    "scheduler": "scheduler_config.json",
-    "tokenizer": "tokenizer_config.json",
-    "tokenizer_2": "tokenizer_config.json",
-}
 _SOUND = ("audio_vae", "vocoder")
-_TOKENIZERS = ("tokenizer", "tokenizer_2")
 _SAMPLES, _SAMPLE_BYTES = 16, 1024
-
-
-@dataclass(frozen=True, eq=False)
-class Component:
-    """One folder of a checkpoint: its config and, for a model, what its weight files hold.
-
-    tensors: by the name they are stored under, in the order of files and data.
-    """
-
-    name: str
-    folder: Path
-    config: Mapping[str, Any]
-    files: tuple[Path, ...] = ()
-    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
-
-    @property
-    def class_name(self) -> str:
-        """As the config says; some published configs do not, then the only class that this folder may hold."""
-        named = self.config.get("_class_name") or next(iter(self.config.get("architectures") or []), None)
-        return str(named or self.config.get("tokenizer_class") or _CLASSES[self.name][0])
-
-    @property
-    def parameters(self) -> int:
-        return sum(t.numel for t in self.tensors.values())
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors.values())
-
-    @property
-    def dtypes(self) -> dict[str, int]:
-        """Parameters by dtype, such as `{"bfloat16": 30_136_326_248}`."""
-        counts: Counter[str] = Counter()
-        for tensor in self.tensors.values():
-            counts[str(tensor.dtype).removeprefix("torch.")] += tensor.numel
-        return dict(counts.most_common())
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,21 +72,21 @@ class Checkpoint:
         index = read_json(root / "model_index.json")
         if index.get("_class_name") != PIPELINE:
             raise CheckpointError(f"{root} holds a {index.get('_class_name')}; only a {PIPELINE} can be run")
-        absent = [part for part in _SOUND if (index.get(part) or [None])[0] is None]
+        absent = [part for part in _SOUND if not (index.get(part) or [None])[0]]
         components: dict[str, Component] = {}
-        for part in _CLASSES:
+        for part in CLASSES:
             held = [Path(f).name for f in snapshot.files if Path(f).parent.as_posix() == part]
             if part in absent or (part == "vocoder" and not held and _vocoder_inside(components.get("audio_vae"))):
                 continue
             if not held:
                 raise CheckpointError(f"{root} has no folder {part}, or nothing is in it")
-            components[part] = _component(part, held, snapshot)
+            components[part] = read_component(part, held, snapshot, str((index.get(part) or [None, None])[-1]))
         config = TransformerConfig.from_dict(
             dict(components["transformer"].config), str(root / "transformer" / "config.json")
         )
         local = all(file.is_file() for c in components.values() for file in c.files)
         checkpoint = cls(name, root, revision, local, components, config)
-        _check_transformer(components["transformer"], config)
+        check_transformer(components["transformer"], config)
         _check_agreement(checkpoint)
         return checkpoint
 
@@ -236,52 +180,8 @@ class Checkpoint:
         }
 
 
-def _component(name: str, held: list[str], snapshot: Snapshot) -> Component:
-    folder = snapshot.root / name
-    if name in _TOKENIZERS:
-        if "tokenizer.json" not in held and "vocab.json" not in held:
-            raise CheckpointError(f"{folder} holds no tokenizer.json and no vocab.json")
-    config = read_json(folder / _CONFIG.get(name, "config.json"))
-    part = Component(name, folder, config)
-    if part.class_name not in _CLASSES[name]:
-        raise CheckpointError(f"{folder} holds a {part.class_name}, where a {' or '.join(_CLASSES[name])} belongs")
-    if name not in WEIGHTED:
-        return part
-    files, index = weight_files(folder, held)
-    tensors: dict[str, StoredTensor] = {}
-    for file in files:
-        here = read_header(file) if file.exists() else remote_header(snapshot, f"{name}/{file.name}")
-        twice = next(iter(here.keys() & tensors.keys()), None)
-        if twice is not None:
-            raise CheckpointError(f"{file} holds tensor {twice}, and so does {tensors[twice].file.name}")
-        tensors |= here
-    for key, where in (index or {}).items():
-        if key not in tensors or tensors[key].file.name != where:
-            raise CheckpointError(f"{folder / where} does not hold tensor {key}, and the index says that it does")
-    return Component(name, folder, config, tuple(files), tensors)
-
-
 def _vocoder_inside(audio_vae: Component | None) -> bool:
     return audio_vae is not None and any(name.startswith("vocoder.") for name in audio_vae.tensors)
-
-
-def _check_transformer(part: Component, config: TransformerConfig) -> None:
-    expected = transformer_keys(config)
-    seen: dict[str, StoredTensor] = {}
-    for stored in part.tensors.values():
-        name = current_name(stored.name)
-        if name not in expected:
-            raise CheckpointError(f"{stored.file}: unknown tensor {stored.name}")
-        if name in seen:
-            raise CheckpointError(f"{stored.file}: tensor {stored.name} is also stored as {seen[name].name}")
-        if stored.shape != expected[name]:
-            raise CheckpointError(
-                f"{stored.file}: tensor {stored.name} has shape {stored.shape}, its config makes it {expected[name]}"
-            )
-        seen[name] = stored
-    missing = next((name for name in expected if name not in seen), None)
-    if missing is not None:
-        raise CheckpointError(f"{part.folder}: tensor {missing} is missing from {_names(part.files)}")
 
 
 def _check_agreement(c: Checkpoint) -> None:
@@ -316,7 +216,3 @@ def _check_agreement(c: Checkpoint) -> None:
     for what, value, expected, of in checks:
         if value != expected:
             raise CheckpointError(f"{index}: {what} = {value} does not fit: {of} makes it {expected}")
-
-
-def _names(files: tuple[Path, ...]) -> str:
-    return files[0].name if len(files) == 1 else f"{files[0].name} … {files[-1].name}"

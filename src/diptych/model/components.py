@@ -10,7 +10,8 @@ from torch import nn
 
 from diptych.errors import CheckpointError
 from diptych.model.catalogue import OnBytes
-from diptych.model.checkpoint import Checkpoint, Component
+from diptych.model.checkpoint import Checkpoint
+from diptych.model.component import Component
 from diptych.model.keys import language_model_name
 from diptych.model.loading import ParametersOnMeta, Rename, cast_floats, load_into
 
@@ -58,7 +59,7 @@ def load_vocoder(
     if "vocoder" in checkpoint.components:
         return _diffusers(MMAudioVocoder, checkpoint["vocoder"], device, dtype, on_bytes)
     inside = checkpoint["audio_vae"]
-    part = Component("vocoder", inside.folder, {}, inside.files, inside.tensors)
+    part = Component("vocoder", inside.folder, "MMAudioVocoder", {}, inside.files, inside.tensors)
 
     def rename(name: str) -> str | None:
         return name.removeprefix("vocoder.") if name.startswith("vocoder.") else None
