@@ -12,8 +12,9 @@ from typing import Any
 
 from diptych.errors import CheckpointError
 from diptych.model.catalogue import CATALOGUE, OnBytes, Snapshot, fetch, hub_id
-from diptych.model.component import CLASSES, Component, check_transformer, read_component
 from diptych.model.config import TransformerConfig
+from diptych.model.headers import read_json
+from diptych.model.inventory import CLASSES, Component, check_transformer, read_component
 from diptych.request import AUDIO_RATE, SAMPLES_PER_AUDIO_LATENT, ClipDefaults
 
 PIPELINE = "Kandinsky6TI2VAPipeline"

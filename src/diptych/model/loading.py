@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from diptych.errors import CheckpointError
 from diptych.model.catalogue import OnBytes
 from diptych.model.checkpoint import Checkpoint
-from diptych.model.component import Component
 from diptych.model.headers import StoredTensor
+from diptych.model.inventory import Component
 from diptych.model.keys import current_name, stays_as_stored, transformer_keys
 
 DtypeRule = Callable[[str, torch.dtype], torch.dtype]
