@@ -1,0 +1,165 @@
+"""What the ranks do in the tests of unified attention: make the same tensors everywhere, take their part, attend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from diptych.attention import Joint, LocalAttend, PatchCache, Place, Plan, Role, Traffic, unified_attention
+from diptych.attention.plan import spans
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention: R x U ranks that hold `lengths` tokens, and what else there is to it.
+
+    mask: keys that may be seen, one row a batch entry, over the sequence; joint_mask: over the joint tokens.
+    """
+
+    ring: int
+    ulysses: int
+    lengths: tuple[int, ...]
+    heads: int = 4
+    kv_heads: int = 4
+    batch: int = 1
+    head_dim: int = 8
+    dtype: torch.dtype = torch.float32
+    joint: int = 0
+    where: str | None = None
+    mask: tuple[tuple[bool, ...], ...] | None = None
+    joint_mask: tuple[tuple[bool, ...], ...] | None = None
+    patches: tuple[tuple[int, ...], ...] = ()
+    exchange: str = "packed"
+    seed: int = 0
+
+    @property
+    def world(self) -> int:
+        return self.ring * self.ulysses
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass
+class Whole:
+    """The tensors of a case as one process has them: q, k, v over the sequence; joint q, k, v; masks."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    joint_q: Tensor
+    joint_k: Tensor
+    joint_v: Tensor
+    mask: Tensor | None
+    joint_mask: Tensor | None
+
+    def joined(self, case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v and mask with the joint tokens where they belong."""
+        if case.where is None:
+            return self.q, self.k, self.v, self.mask
+
+        def join(joint: Tensor, sequence: Tensor) -> Tensor:
+            return torch.cat([joint, sequence] if case.where == "front" else [sequence, joint], 1)
+
+        mask = None
+        if self.mask is not None or self.joint_mask is not None:
+            ones = torch.ones(case.batch, case.tokens + case.joint, dtype=torch.bool)
+            sequence = ones[:, : case.tokens] if self.mask is None else self.mask
+            mask = join(ones[:, : case.joint] if self.joint_mask is None else self.joint_mask, sequence)
+        return join(self.joint_q, self.q), join(self.joint_k, self.k), join(self.joint_v, self.v), mask
+
+
+def whole(case: Case, seed: int = 0) -> Whole:
+    generator = torch.Generator().manual_seed(case.seed * 1000 + seed)
+
+    def draw(tokens: int, heads: int) -> Tensor:
+        return torch.randn(case.batch, tokens, heads, case.head_dim, generator=generator).to(case.dtype)
+
+    sequence = [draw(case.tokens, heads) for heads in (case.heads, case.kv_heads, case.kv_heads)]
+    joint = [draw(case.joint, heads) for heads in (case.heads, case.kv_heads, case.kv_heads)]
+    masks = [
+        None if mask is None else torch.tensor(mask, dtype=torch.bool).view(case.batch, -1)
+        for mask in (case.mask, case.joint_mask)
+    ]
+    return Whole(*sequence, *joint, *masks)
+
+
+_places: dict[Any, Place] = {}
+
+
+def place_of(ring: int, ulysses: int) -> Place:
+    """This rank's place; groups are made once, since making them costs more than a whole case."""
+    key = (dist.group.WORLD, ring, ulysses)
+    if key not in _places:
+        _places[key] = Place.from_mesh(init_device_mesh("cpu", (ring, ulysses), mesh_dim_names=("ring", "ulysses")))
+    return _places[key]
+
+
+def own_rows(case: Case, rank: int, patch: int | None = None) -> list[int]:
+    """Where a rank's tokens stand in the single-process order: of one patch, or of all."""
+    rows: list[int] = []
+    start = 0
+    for p, lengths in enumerate(case.patches or (case.lengths,)):
+        span = spans(lengths)[rank]
+        if patch in (None, p):
+            rows += range(start + span.start, start + span.stop)
+        start += sum(lengths)
+    return rows
+
+
+def plan_of(case: Case) -> Plan:
+    place = place_of(case.ring, case.ulysses)
+    return Plan.patched(place, case.patches) if case.patches else Plan(place, case.lengths)
+
+
+def joint_of(case: Case, tensors: Whole) -> Joint | None:
+    if case.where is None:
+        return None
+    return Joint(tensors.joint_q, tensors.joint_k, tensors.joint_v, case.where, tensors.joint_mask)
+
+
+def attend(case: Case, return_lse: bool = True) -> dict[str, Any]:
+    """Attention of one case on this rank, the bytes it sent, and whether it has the bits of one process."""
+    tensors, plan = whole(case), plan_of(case)
+    rows = own_rows(case, plan.place.rank)
+    q, k, v = (x[:, rows] for x in (tensors.q, tensors.k, tensors.v))
+    given: Any = (q, k, v) if case.exchange == "packed" else (lambda: q, lambda: k, lambda: v)
+    with Traffic() as traffic:
+        attended = unified_attention(
+            *given,
+            plan,
+            joint=joint_of(case, tensors),
+            key_mask_BS=tensors.mask,
+            cache=PatchCache() if case.patches else None,
+            exchange=case.exchange,
+            heads=(case.heads, case.kv_heads),
+            return_lse=return_lse,
+        )
+    local = LocalAttend()(Role.VISUAL_SELF, *tensors.joined(case))
+    local_joint, local = split_joint(case, local)
+    same = torch.equal(attended.out_BsHK, local[:, rows])
+    if attended.joint_BJHK is not None:
+        same = same and torch.equal(attended.joint_BJHK, local_joint)
+    return {
+        "out": attended.out_BsHK,
+        "lse": attended.lse_BsH,
+        "joint": attended.joint_BJHK,
+        "joint_lse": attended.joint_lse_BJH,
+        "bits of one process": same,
+        "sent": traffic.sent,
+    }
+
+
+def split_joint(case: Case, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Joint rows and sequence rows of a result over both."""
+    if case.where is None:
+        return x[:, :0], x
+    if case.where == "front":
+        return x[:, : case.joint], x[:, case.joint :]
+    return x[:, case.tokens :], x[:, : case.tokens]
