@@ -1,0 +1,153 @@
+"""The two numbers of one forward, operations and bytes, and the floor they give at rates measured on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from diptych.attention.kernels import KERNELS, need_of
+from diptych.bench.geometry import Geometry
+from diptych.bench.timing import median
+from diptych.model.config import TransformerConfig
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one forward must do at least.
+
+    linears: (tokens, width out, width in) to how often; attentions: (queries, keys, heads, head size) to how often;
+    bytes: device memory that element-wise work must move, each input read once and each output written once.
+    """
+
+    linears: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    attentions: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
+    bytes: int = 0
+
+    @property
+    def linear_operations(self) -> int:
+        return sum(2 * M * N * K * count for (M, N, K), count in self.linears.items())
+
+    @property
+    def attention_operations(self) -> int:
+        return sum(4 * Q * S * H * K * count for (Q, S, H, K), count in self.attentions.items())
+
+
+ELEMENTWISE_PASSES = 26
+"""Reads and writes of one (S, D) tensor a fused block cannot do without, with one kernel between any two products:
+two norms with residual (4 each), one more (4), the first norm (2), the last residual (3), queries and keys of the
+self-attention (4), queries of both cross-attentions (2 each), and the keys for audio (2, half as wide: 1)."""
+
+
+def work(config: TransformerConfig, geometry: Geometry, text: int, itemsize: int = 2) -> Work:
+    """Operations and bytes of one forward with sound, batch 1."""
+    c, n = config, config.num_visual_blocks
+    S, A, L = geometry.tokens, geometry.audio_tokens, text
+    D, Da, H, Ha, K = c.model_dim, c.model_dim_a, c.heads, c.heads_a, c.head_dim
+    linears: dict[tuple[int, int, int], int] = {}
+
+    def add(M: int, N: int, width: int, count: int) -> None:
+        linears[M, N, width] = linears.get((M, N, width), 0) + count
+
+    for tokens, d, ff in ((S, D, c.ff_dim), (A, Da, c.ff_dim_a)):
+        add(tokens, d, d, 8 * n)  # self: q, k, v, out; text: q, out; cross-modal: q, out
+        add(tokens, ff, d, n)
+        add(tokens, d, ff, n)
+        add(L, d, d, 2 * n)  # keys and values of the text
+    add(S, Da, D, 2 * n)
+    add(A, D, Da, 2 * n)
+    for d, ff in ((D, c.ff_dim), (Da, c.ff_dim_a)):
+        add(L, d, d, 4 * c.num_text_blocks)
+        add(L, ff, d, c.num_text_blocks)
+        add(L, d, ff, c.num_text_blocks)
+    add(S, D, 4 * c.visual_in, 1)
+    add(S, 4 * c.out_visual_dim, D, 1)
+    attentions = {
+        (S, S, H, K): n,
+        (S, L, H, K): n,
+        (S, A, H, K): n,
+        (A, S, Ha, K): n,
+        (A, A, Ha, K): n,
+        (A, L, Ha, K): n,
+    }
+    gelu = 2 * S * c.ff_dim
+    return Work(linears, attentions, itemsize * n * (ELEMENTWISE_PASSES * S * D + gelu))
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates of one device: operations a second of each large product and of the large attention; bytes a second."""
+
+    linears: dict[tuple[int, int, int], float]
+    attention: float
+    attention_kernel: str
+    copy: float
+
+    def floor(self, work: Work, config: TransformerConfig, tokens: int) -> dict[str, float]:
+        """Seconds of each part at these rates: products, video self-attention, and what costs its bytes."""
+        linear = sum(2 * M * N * K * n / self.linears[M, N, K] for (M, N, K), n in work.linears.items())
+        large = (tokens, tokens, config.heads, config.head_dim)
+        attention = 4 * tokens * tokens * config.model_dim * work.attentions[large] / self.attention
+        small = 0.0
+        for (Q, S, H, K), n in work.attentions.items():
+            if large != (Q, S, H, K):
+                moved = 2 * 2 * (Q + S) * H * K
+                small += n * max(moved / self.copy, 4 * Q * S * H * K / self.attention)
+        parts = {
+            "linear": linear,
+            "video self-attention": attention,
+            "other attention": small,
+            "element-wise": work.bytes / self.copy,
+        }
+        return parts | {"floor": sum(parts.values())}
+
+
+def measure(
+    config: TransformerConfig, geometry: Geometry, text: int, device: torch.device, dtype: torch.dtype
+) -> Ceilings:
+    """Time the ceilings on this very device: every product of the forward, its large attention, a copy."""
+    todo = work(config, geometry, text)
+    rates = {shape: _linear_rate(shape, device, dtype) for shape in todo.linears}
+    attention, kernel = _attention_rate(config, geometry.tokens, device, dtype)
+    return Ceilings(rates, attention, kernel, copy_rate(device, dtype))
+
+
+def _linear_rate(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
+    M, N, K = shape
+    x = torch.randn(M, K, device=device, dtype=dtype)
+    w = torch.randn(N, K, device=device, dtype=dtype) / K**0.5
+    return 2 * M * N * K / median(lambda: F.linear(x, w), device)
+
+
+def _attention_rate(config: TransformerConfig, S: int, device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """Of the best kernel there is, whichever `"auto"` takes: the ceiling is the machine's and not our choice."""
+    shape = (1, S, config.heads, config.head_dim)
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
+    need = need_of(q, k, None, lse=False)
+    times = {
+        kernel.name: median(lambda kernel=kernel: kernel(q, k, v), device, repeats=3, warmup=1)  # type: ignore[misc]
+        for kernel in KERNELS
+        if kernel.refusal(need) is None and kernel.name not in ("sdpa-math", "sdpa-efficient")
+    }
+    best = min(times, key=times.__getitem__)
+    return 4 * S * S * config.model_dim / times[best], best
+
+
+def copy_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Bytes a second, read plus written, of a copy far larger than any cache on a GPU."""
+    values = (1 << 30) if device.type == "cuda" else (1 << 22)
+    source = torch.randn(values, device=device, dtype=torch.float32).to(dtype)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / median(lambda: target.copy_(source), device)
+
+
+def as_json(ceilings: Ceilings) -> dict[str, Any]:
+    """Rates with shapes spelt out, TFLOP/s and TB/s."""
+    return {
+        "linear_tflops": {f"{M}x{K}->{N}": rate / 1e12 for (M, N, K), rate in ceilings.linears.items()},
+        "attention_tflops": ceilings.attention / 1e12,
+        "attention_kernel": ceilings.attention_kernel,
+        "copy_TBps": ceilings.copy / 1e12,
+    }

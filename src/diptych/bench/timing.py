@@ -1,0 +1,60 @@
+"""Medians of timings: CUDA events on a GPU, the wall clock elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def seconds(call: Callable[[], object], device: torch.device, repeats: int, warmup: int = 1) -> list[float]:
+    """The time of each of `repeats` calls, after `warmup` others."""
+    for _ in range(warmup):
+        call()
+    return [once(call, device) for _ in range(repeats)]
+
+
+def once(call: Callable[[], object], device: torch.device) -> float:
+    """The time of one call, in seconds."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def median(call: Callable[[], object], device: torch.device, repeats: int = 5, warmup: int = 2) -> float:
+    return statistics.median(seconds(call, device, repeats, warmup))
+
+
+def alternating(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, repeats: int, warmup: int = 1
+) -> dict[str, list[float]]:
+    """The times of several calls, taken in turns, so that a machine that changes its pace changes it for all."""
+    for call in calls.values():
+        for _ in range(warmup):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name].append(once(call, device))
+    return times
+
+
+def peak_memory(call: Callable[[], object], device: torch.device) -> int:
+    """Peak bytes that torch held allocated on `device` during one call; 0 where it does not count them."""
+    if device.type != "cuda":
+        call()
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device))
