@@ -30,7 +30,7 @@ MOST = 4
 SECONDS = 60
 
 
-class RankFailure(AssertionError):
+class RankError(AssertionError):
     """A rank raised, died, or took too long."""
 
 
@@ -65,14 +65,14 @@ class RankPool:
                     fine, value = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     self.close()
-                    raise RankFailure(f"rank {rank} of {world} died") from None
+                    raise RankError(f"rank {rank} of {world} died") from None
                 (results if fine else failures)[rank] = value
                 if not fine:  # the others may be waiting for it in a collective: for a moment only
                     deadline = min(deadline, time.monotonic() + 2)
         if failures:
-            raise RankFailure("\n".join(f"rank {rank} of {world} raised:\n{text}" for rank, text in failures.items()))
+            raise RankError("\n".join(f"rank {rank} of {world} raised:\n{text}" for rank, text in failures.items()))
         if len(results) < world:
-            raise RankFailure(f"ranks {late} of {world} did not answer within {seconds:g} s")
+            raise RankError(f"ranks {late} of {world} did not answer within {seconds:g} s")
         return [results[rank] for rank in range(world)]
 
     def close(self) -> None:

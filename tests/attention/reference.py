@@ -22,7 +22,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tu
 
 
 def tolerance(dtype: torch.dtype, v: Tensor) -> float:
-    """What a local kernel's output may be off by. A half-precision kernel rounds weights, partial sums and the result."""
+    """What a local kernel's output may be off by: a half-precision one rounds weights, sums and the result."""
     if dtype == torch.float64:
         return 1e-13
     if dtype == torch.float32:
