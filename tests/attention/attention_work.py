@@ -8,10 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diptych.attention import Joint, LocalAttend, PatchCache, Place, Plan, Role, Traffic, unified_attention
 from diptych.attention.plan import spans
+from diptych.errors import LayoutError
 
 
 @dataclass(frozen=True)
@@ -163,3 +166,137 @@ def split_joint(case: Case, x: Tensor) -> tuple[Tensor, Tensor]:
     if case.where == "front":
         return x[:, : case.joint], x[:, case.joint :]
     return x[:, case.tokens :], x[:, : case.tokens]
+
+
+def pipelined_step(case: Case) -> list[dict[str, Any]]:
+    """A warm-up over the whole sequence, then one step, patch by patch, with new tensors: this rank's results."""
+    plan, cache = plan_of(case), PatchCache()
+    warm, fresh = whole(case), whole(case, seed=1)
+    rows = own_rows(case, plan.place.rank)
+    first = unified_attention(
+        *(x[:, rows] for x in (warm.q, warm.k, warm.v)),
+        plan,
+        cache=cache,
+        joint=joint_of(case, warm),
+        key_mask_BS=warm.mask,
+    )
+    results = [{"out": first.out_BsHK, "joint": first.joint_BJHK}]
+    for patch in range(len(case.patches)):
+        rows = own_rows(case, plan.place.rank, patch)
+        attended = unified_attention(
+            *(x[:, rows] for x in (fresh.q, fresh.k, fresh.v)),
+            plan,
+            cache=cache,
+            patch=patch,
+            joint=joint_of(case, fresh),
+            key_mask_BS=fresh.mask,
+        )
+        results.append({"out": attended.out_BsHK, "joint": attended.joint_BJHK})
+    return results
+
+
+def compiled(case: Case, backend: str = "aot_eager") -> dict[str, Any]:
+    """One case as `torch.compile(fullgraph=True)` runs it: graphs, breaks, collectives in them, distance from eager."""
+    tensors, plan = whole(case), plan_of(case)
+    rows = own_rows(case, plan.place.rank)
+    q, k, v = (x[:, rows] for x in (tensors.q, tensors.k, tensors.v))
+
+    def run(q: Tensor, k: Tensor, v: Tensor, joint: Joint | None, mask: Tensor | None, cache: PatchCache | None) -> Any:
+        return unified_attention(
+            q, k, v, plan, joint=joint, key_mask_BS=mask, cache=cache, exchange=case.exchange, return_lse=True
+        )
+
+    def caches() -> PatchCache | None:
+        return PatchCache() if case.patches else None
+
+    return _compare(run, (q, k, v, joint_of(case, tensors), tensors.mask), caches, backend)
+
+
+def _compare(run: Any, args: tuple[Any, ...], caches: Any, backend: str) -> dict[str, Any]:
+    torch._dynamo.reset()
+    counters.clear()
+    eager = run(*args, caches())
+    got = torch.compile(run, fullgraph=True, backend=backend)(*args, caches())
+    pairs = [(a, b) for a, b in zip(got, eager, strict=True) if b is not None and b.numel()]
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "error": max((float((a - b).abs().max()) for a, b in pairs), default=0.0),
+    }
+
+
+def compiled_patch(case: Case) -> dict[str, Any]:
+    """As `compiled`, for one patch of a pipelined step."""
+    plan = plan_of(case)
+    warm, fresh = whole(case), whole(case, seed=1)
+    rows = own_rows(case, plan.place.rank)
+    patch_rows = own_rows(case, plan.place.rank, 0)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, cache: PatchCache) -> Any:
+        return unified_attention(q, k, v, plan, cache=cache, patch=0, return_lse=True)
+
+    def warmed() -> PatchCache:
+        cache = PatchCache()
+        unified_attention(*(x[:, rows] for x in (warm.q, warm.k, warm.v)), plan, cache=cache)
+        return cache
+
+    return _compare(run, tuple(x[:, patch_rows] for x in (fresh.q, fresh.k, fresh.v)), warmed, "aot_eager")
+
+
+def events(case: Case) -> list[str]:
+    """What happens on this rank, in order: `start` and `wait` of transfers, `attend`, and making of q, k, v."""
+    tensors, plan = whole(case), plan_of(case)
+    rows = own_rows(case, plan.place.rank)
+    recorder = Recorder()
+
+    def maker(name: str, x: Tensor) -> Any:
+        def make() -> Tensor:
+            recorder.events.append(f"make {name}")
+            return x[:, rows]
+
+        return make
+
+    with recorder:
+        unified_attention(
+            maker("q", tensors.q),
+            maker("k", tensors.k),
+            maker("v", tensors.v),
+            plan,
+            heads=(case.heads, case.kv_heads),
+            exchange=case.exchange,
+        )
+    return recorder.events
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "_c10d_functional":
+            self.events.append("wait" if "wait_tensor" in func.name() else "start")
+        elif "flash_attention" in func.name():
+            self.events.append("attend")
+        return func(*args, **(kwargs or {}))
+
+
+def place_from_groups(ring: int, ulysses: int) -> bool:
+    """Whether explicit process groups give the place that a mesh gives."""
+    mesh = init_device_mesh("cpu", (ring, ulysses), mesh_dim_names=("ring", "ulysses"))
+    place = Place.from_groups(ring=mesh.get_group("ring"), ulysses=mesh.get_group("ulysses"), sequence=dist.group.WORLD)
+    expected = Place.from_mesh(mesh)
+    same = (place.ring, place.ulysses, place.rank) == (expected.ring, expected.ulysses, expected.rank)
+    assert place.sequence is not None
+    assert expected.sequence is not None
+    return same and place.sequence[1:] == expected.sequence[1:] and place.rank == dist.get_rank()
+
+
+def wrong_groups() -> str:
+    """The sentence for ranks numbered ulysses-major."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "ulysses"))
+    try:
+        Place.from_groups(ring=mesh.get_group("ulysses"), ulysses=mesh.get_group("ring"), sequence=dist.group.WORLD)
+    except LayoutError as error:
+        return str(error)
+    return ""
