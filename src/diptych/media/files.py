@@ -24,14 +24,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises `MediaError` for a folder that is missing or not writable, a target that is no file, and a full disk.
     """
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise MediaError(f"cannot write {path}: it is a folder; give the name of a file.")
-    if target.exists() and not target.is_file():
-        raise MediaError(f"cannot write {path}: it is not a regular file; give the name of a file.")
-    if not target.parent.is_dir():
-        raise MediaError(f"cannot write {path}: there is no folder {target.parent}; make it first.")
     temporary = target.parent / f".diptych-{secrets.token_hex(6)}.part"
     try:
+        _check_target(path, target)
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield temporary
         _sync(temporary)
@@ -43,6 +38,33 @@ def replacing(path: str | Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     with suppress(OSError):  # some file systems cannot sync a folder
         _sync(target.parent)
+
+
+def check_writable(path: str | Path, make_folder: bool = False) -> None:
+    """Refuse now what `replacing` would refuse after hours of work; a full disk can only be seen then.
+
+    make_folder: make the folder of `path` where it is missing.
+    Raises `MediaError`.
+    """
+    target = Path(os.path.realpath(path))
+    probe = target.parent / f".diptych-{secrets.token_hex(6)}.part"
+    try:
+        if make_folder:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        _check_target(path, target)
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        probe.unlink()
+    except OSError as error:
+        raise MediaError(f"cannot write {path}: {_why(error, target.parent)}.") from error
+
+
+def _check_target(path: str | Path, target: Path) -> None:
+    if target.is_dir():
+        raise MediaError(f"cannot write {path}: it is a folder; give the name of a file.")
+    if target.exists() and not target.is_file():
+        raise MediaError(f"cannot write {path}: it is not a regular file; give the name of a file.")
+    if not target.parent.is_dir():
+        raise MediaError(f"cannot write {path}: there is no folder {target.parent}; make it first.")
 
 
 def _sync(path: Path) -> None:
@@ -58,4 +80,4 @@ def _why(error: OSError, folder: Path) -> str:
         return f"no room is left for it in {folder}; free some or write elsewhere"
     if error.errno in _FORBIDDEN:
         return f"writing in {folder} is not allowed; choose a folder you may write to"
-    return error.strerror or str(error)
+    return (error.strerror or str(error)).lower()

@@ -30,14 +30,13 @@ _FINE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_
 def write(path: str | Path, clip: Clip, *, crf: int = CRF, preset: str = "medium") -> Path:
     """Write `clip` to `path` as MP4 with its index in front, whole or not at all; returns the path.
 
-    crf, preset: x264's quality (0..51, lower is better) and speed, such as `veryfast`.
-
     H.264 High, yuv420p with BT.709 tags; AAC mono at the clip's sample rate. Every frame is kept, at the exact rate
     of `exact_rate`; sound begins with the picture and ends at its own last sample. The report stands in the comment.
+    crf: x264's constant rate factor, 0 (lossless) to 51. preset: x264's, `ultrafast` to `veryslow`.
     Raises `MediaError` when the file cannot be written.
     """
     with replacing(path) as temporary:
-        _encode(temporary, clip, {"crf": str(crf), "preset": preset, "profile": "high"})
+        _encode(temporary, clip, _x264(clip.width, crf, preset))
     return Path(path)
 
 
@@ -50,7 +49,7 @@ def to_bytes(clip: Clip) -> bytes:
 def exact_rate(fps: float) -> Fraction:
     """Frames a second as a fraction: 24 -> 24, 12.5 -> 25/2, and 23.976, 29.97, 59.94 -> 24000, 30000, 60000 / 1001."""
     film = Fraction(round(fps * 1.001) * 1000, 1001)
-    if abs(film - Fraction(fps)) < Fraction(1, 1000):
+    if abs(film - Fraction(fps)) < Fraction(fps) / 100_000:
         return film
     return Fraction(fps).limit_denominator(10_000)
 
@@ -89,6 +88,17 @@ def _encode(path: Path, clip: Clip, x264: dict[str, str]) -> None:
             sound.sample_rate, sound.pts, sound.time_base = clip.sample_rate, 0, Fraction(1, clip.sample_rate)
             container.mux(audio.encode(sound))
             container.mux(audio.encode(None))
+
+
+def _x264(width: int, crf: int, preset: str) -> dict[str, str]:
+    options = {"crf": str(crf), "preset": preset}
+    if crf:
+        options["profile"] = "high"  # lossless has a profile of its own
+    if width < 128:
+        # On rows of fewer than eight blocks x264's vector code of this step reads what it never wrote, and the same
+        # frames are encoded differently from run to run.
+        options["x264-params"] = "mbtree=0"
+    return options
 
 
 def read_clip(path: str | Path) -> Clip:

@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from diptych.errors import MediaError
+from diptych.media.files import check_writable, replacing
+
+
+def test_a_file_appears_only_when_it_is_complete(tmp_path):
+    target = tmp_path / "out.bin"
+    target.write_bytes(b"old")
+    with replacing(target) as path:
+        assert path.parent == tmp_path, "beside the target: a rename must not cross file systems"
+        path.write_bytes(b"new")
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError, SystemExit])
+def test_whatever_stops_the_writer_leaves_the_old_file(tmp_path, stop):
+    target = tmp_path / "out.bin"
+    target.write_bytes(b"old")
+
+    def writer():
+        with replacing(target) as path:
+            path.write_bytes(b"half")
+            raise stop
+
+    with pytest.raises(stop):
+        writer()
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "no room is left"),
+        (errno.EDQUOT, "no room is left"),
+        (errno.EROFS, "is not allowed"),
+        (errno.EIO, "input/output error"),
+    ],
+)
+def test_a_fault_of_the_disk_is_one_sentence(tmp_path, number, words):
+    with pytest.raises(MediaError, match=words), replacing(tmp_path / "out.bin"):
+        raise OSError(number, "Input/output error")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_too_long_is_one_sentence(tmp_path):
+    with pytest.raises(MediaError, match="too long"), replacing(tmp_path / ("x" * 300)):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path):
+    check_writable(tmp_path / "clip.mp4")
+    with pytest.raises(MediaError, match="no folder"):
+        check_writable(tmp_path / "a" / "b" / "clip.mp4")
+    check_writable(tmp_path / "a" / "b" / "clip.mp4", make_folder=True)
+    with pytest.raises(MediaError, match="is a folder"):
+        check_writable(tmp_path / "a")
+    (tmp_path / "file").touch()
+    with pytest.raises(MediaError, match=r"not a directory|file exists"):
+        check_writable(tmp_path / "file" / "clip.mp4", make_folder=True)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
