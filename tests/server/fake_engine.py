@@ -1,8 +1,9 @@
 """An engine without a model: clips of coloured stripes, made as fast or slowly, or as badly, as the prompt says.
 
 Words in the prompt steer it: `slow=0.2` sleeps that long in each step, `die=3` kills the process in step 3, `hang=2`
-stops telling anything in step 2, `boom` raises, `flat` gives a flat picture, `short` cuts the sound, `small` gives
-another size, `refuse` refuses the request, `oom` runs out of memory, `deaf=1` ignores the wish to stop that long.
+stops telling anything in step 2, `boom` raises, `poison` sends what is no message, `flat` gives a flat picture,
+`short` cuts the sound, `small` gives another size, `refuse` refuses the request, `oom` runs out of memory, `deaf=1`
+ignores the wish to stop that long.
 Every finished step is written to the file named by DIPTYCH_TEST_STEPS, so that a test can count them.
 """
 
@@ -11,8 +12,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -67,6 +70,9 @@ class FakeEngine:
             if words.get("die") == str(step):
                 os.kill(os.getpid(), signal.SIGKILL)
             if words.get("hang") == str(step):
+                time.sleep(1000)
+            if "poison" in words:
+                Connection(int(sys.argv[1])).send({"no": "message"})
                 time.sleep(1000)
             if "boom" in words and step == 2:
                 raise RuntimeError("a kernel failed")

@@ -190,11 +190,13 @@ def _near(size: tuple[int, int]) -> str:
 
 def _shape_of(image: Reference, defaults: ClipDefaults) -> tuple[int, int]:
     """The image's aspect within the checkpoint's own area; sides multiples of 16, from 64 to 2048."""
-    scale = math.sqrt(defaults.width * defaults.height / (image.width * image.height))
-    width, height = (min(max(round(side * scale / 16) * 16, 64), 2048) for side in (image.width, image.height))
-    while width * height > defaults.width * defaults.height and max(width, height) > 64:
-        width, height = (width - 16, height) if width >= height else (width, height - 16)
-    return width, height
+    area = defaults.width * defaults.height
+    scale = math.sqrt(area / (image.width * image.height))
+    while True:
+        width, height = (min(max(round(side * scale / 16) * 16, 64), 2048) for side in (image.width, image.height))
+        if width * height <= area or max(width, height) == 64:
+            return width, height
+        scale *= 0.99
 
 
 def _frames(given: dict[str, Any], fps: float, default: int) -> int:

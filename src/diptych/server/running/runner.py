@@ -11,6 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from sqlalchemy.exc import OperationalError
+
 from diptych.server.api.create import engine_fields
 from diptych.server.metrics import Metrics
 from diptych.server.running.messages import (
@@ -130,7 +132,12 @@ class Runner(threading.Thread):
         """Jobs, one after another, until the engine must be replaced or the server stops."""
         beat = 0.0
         while not self.closing.is_set():
-            job = self.store.claim(self.id)
+            try:
+                job = self.store.claim(self.id)
+            except OperationalError as problem:
+                log.error("the store cannot be used: %s", problem.orig)
+                self.closing.wait(1.0)
+                continue
             if job is not None:
                 self._become("busy", "")
                 if not self._work(process, job):
@@ -140,7 +147,8 @@ class Runner(threading.Thread):
                 continue
             if time.monotonic() - beat > BEAT_EVERY:
                 beat = time.monotonic()
-                self.table.beat(self.id)
+                with contextlib.suppress(OperationalError):
+                    self.table.beat(self.id)
             if isinstance(self._hear(process.pipe, 2 * TICK), EOFError):
                 self._become("down", "the engine process ended")
                 return
@@ -202,8 +210,7 @@ class Runner(threading.Thread):
                     break
                 if now - told > BEAT_EVERY:
                     told = now
-                    self.store.tell(job)
-                    self.table.beat(self.id)
+                    self._beat(job)
                 if stopping is None and self._must_stop(job, now):
                     stopping = now
                     process.send(Cancel(job.id))
@@ -220,6 +227,11 @@ class Runner(threading.Thread):
         self._count(job.id, time.monotonic() - started)
         return usable
 
+    def _beat(self, job: Job) -> None:
+        with contextlib.suppress(OperationalError):
+            self.store.tell(job)
+            self.table.beat(self.id)
+
     def _must_stop(self, job: Job, now: float) -> bool:
         if self.drain_until is not None and now > self.drain_until:
             return True
@@ -232,12 +244,16 @@ class Runner(threading.Thread):
             self.metrics.step.observe(seconds)
         if before[0] not in (None, tracker.stage):
             log.debug("job %s: %s after %.2f s", job.id, tracker.stage, tracker.heard - before[1])
-        if step.preview is not None and live is not None:
-            self.files.save_preview(job.id, step.preview)
-            live["preview"] = job.preview + step.done + 1000 * step.output
-        if live is not None:
+        if live is None:
+            return
+        try:
+            if step.preview is not None:
+                self.files.save_preview(job.id, step.preview)
+                live["preview"] = step.done + 1000 * step.output
             self.store.tell(job, **live)
-            self.notify(job.id)
+        except (OSError, OperationalError) as problem:
+            log.warning("progress of job %s cannot be stored: %s", job.id, problem)
+        self.notify(job.id)
 
     def _publish(self, job: Job, result: dict[str, Any]) -> None:
         try:
@@ -249,19 +265,20 @@ class Runner(threading.Thread):
             self.metrics.stage.labels(stage).observe(seconds)
         if result.get("peak_memory_mb"):
             self.metrics.peak_memory.labels("max").set(result["peak_memory_mb"] * 1e6)
-        if not self.store.complete(job, result, size):
+        if not self._insist(lambda: self.store.complete(job, result, size)):
             self.files.drop_output(job.id, job.attempt)
             self._gone(job, _INTERRUPTED)
 
     def _stopped(self, job: Job) -> None:
         again = self.closing.is_set() and self.settings.on_restart == "requeue"
-        if again and self.store.requeue(job, unstarted=True):
+        if again and self._insist(lambda: self.store.requeue(job, unstarted=True)):
             return
         self._gone(job, _INTERRUPTED)
 
     def _died(self, job: Job) -> None:
         log.error("the engine process ended during job %s", job.id)
-        if self.settings.on_restart == "requeue" and job.attempt < ATTEMPTS and self.store.requeue(job):
+        again = self.settings.on_restart == "requeue" and job.attempt < ATTEMPTS
+        if again and self._insist(lambda: self.store.requeue(job)):
             return
         self._gone(job, _DIED)
 
@@ -272,8 +289,19 @@ class Runner(threading.Thread):
 
     def _gone(self, job: Job, reason: dict[str, Any]) -> None:
         """To `failed`, unless the job was to be deleted: then its files go after its record."""
-        if self.store.stop(job, reason):
+        if self._insist(lambda: self.store.stop(job, reason)):
             self.files.remove(job.id)
+
+    def _insist(self, transition: Callable[[], bool]) -> bool:
+        """Make a transition, as often as it takes: a disk may be full, or a database away, for a while."""
+        while True:
+            try:
+                return transition()
+            except OperationalError as problem:
+                if self.closing.is_set():
+                    raise
+                log.error("the store cannot be written: %s", problem.orig)
+                self.closing.wait(1.0)
 
     def _count(self, job_id: str, seconds: float) -> None:
         job = self.store.get(job_id)
@@ -307,4 +335,5 @@ class Runner(threading.Thread):
         about: dict[str, Any] = {}
         if self.ready is not None:
             about = {"defaults": self.ready.defaults, **self.ready.about}
-        self.table.put(self.id, state, about | {"model": self.settings.model_names()[0], "reason": reason})
+        with contextlib.suppress(OperationalError):
+            self.table.put(self.id, state, about | {"model": self.settings.model_names()[0], "reason": reason})

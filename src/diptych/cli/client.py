@@ -1,0 +1,183 @@
+"""`diptych client`: submit to a running server, watch, download; needs nothing but the standard library and rich."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from diptych.errors import UserError
+
+app = typer.Typer(no_args_is_help=True)
+
+Url = Annotated[str, typer.Option("--url", help="Address of the server.", envvar="DIPTYCH_URL")]
+Id = Annotated[str, typer.Argument(help="Id of a video.")]
+LOCAL = "http://127.0.0.1:8000"
+
+
+class RefusedError(UserError):
+    """What the server answered when it could not do what was asked."""
+
+
+class Api:
+    """One server. The key comes from DIPTYCH_API_KEY."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.key = os.environ.get("DIPTYCH_API_KEY", "")
+
+    def open(self, method: str, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
+        """Raises `RefusedError` with the server's own sentence."""
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        data = None if body is None else json.dumps(body).encode()
+        if not self.url.startswith(("http://", "https://")):
+            raise RefusedError(f"--url = {self.url!r} is not accepted: an address such as {LOCAL}.")
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            return cast(HTTPResponse, urllib.request.urlopen(request, timeout=60))
+        except urllib.error.HTTPError as error:
+            raise RefusedError(_sentence(error)) from None
+        except (urllib.error.URLError, OSError) as error:
+            reason = getattr(error, "reason", error)
+            raise RefusedError(f"no server answers at {self.url}: {reason}") from None
+
+    def json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        with self.open(method, path, body) as answer:
+            return cast(dict[str, Any], json.load(answer))
+
+    def events(self, video_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        name = ""
+        with self.open("GET", f"/v1/videos/{video_id}/events") as answer:
+            for raw in answer:
+                line = raw.decode().rstrip("\n")
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    yield name, json.loads(line[6:])
+
+
+def _sentence(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {error.code}"
+
+
+@app.command()
+def submit(
+    prompt: Annotated[str, typer.Argument(help="What the clip shows and sounds like.")],
+    image: Annotated[Path | None, typer.Option(help="First frame.")] = None,
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Length.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same clip.")] = None,
+    field: Annotated[list[str] | None, typer.Option(help="Any other field, as name=value; repeatable.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Watch, then write the MP4 here.")] = None,
+    url: Url = LOCAL,
+) -> None:
+    """Queue a clip and print its id; with --output also wait for it and download it."""
+    body: dict[str, Any] = {"prompt": prompt, "size": size, "seconds": seconds, "num_inference_steps": steps}
+    body["seed"] = seed
+    for text in field or []:
+        name, sep, value = text.partition("=")
+        if not sep:
+            raise UserError(f"--field = {text!r} is not accepted: name=value.")
+        body[name] = value
+    if image is not None:
+        body["input_reference"] = _data_url(image)
+    api = Api(url)
+    job = api.json("POST", "/v1/videos", {k: v for k, v in body.items() if v is not None})
+    print(job["id"])
+    if output is not None:
+        _watch(api, job["id"])
+        _download(api, job["id"], "video", output)
+
+
+@app.command()
+def watch(video_id: Id, url: Url = LOCAL) -> None:
+    """Follow a clip until it ends."""
+    _watch(Api(url), video_id)
+
+
+@app.command()
+def download(
+    video_id: Id,
+    output: Annotated[Path, typer.Option(help="File to write.")] = Path("clip.mp4"),
+    variant: Annotated[str, typer.Option(help="video, thumbnail, spritesheet, waveform or an output.")] = "video",
+    url: Url = LOCAL,
+) -> None:
+    """Write a finished clip, or a picture of it, to a file."""
+    _download(Api(url), video_id, variant, output)
+
+
+@app.command("list")
+def list_videos(limit: Annotated[int, typer.Option(help="How many.")] = 20, url: Url = LOCAL) -> None:
+    """Show the latest clips."""
+    table = Table("id", "status", "size", "seconds", "steps", "seed", "prompt")
+    for job in Api(url).json("GET", f"/v1/videos?limit={limit}")["data"]:
+        shown = [job["id"], f"{job['status']} {job['progress']} %", job["size"], f"{job['duration_s']:.1f}"]
+        table.add_row(*shown, str(job["num_inference_steps"]), str(job["seed"]), job["prompt"][:60])
+    Console().print(table)
+
+
+@app.command()
+def cancel(video_id: Id, url: Url = LOCAL) -> None:
+    """Stop a clip at its next step; its record stays."""
+    print(Api(url).json("POST", f"/v1/videos/{video_id}/cancel")["status"])
+
+
+@app.command()
+def delete(video_id: Id, url: Url = LOCAL) -> None:
+    """Stop a clip and remove all of it."""
+    Api(url).json("DELETE", f"/v1/videos/{video_id}")
+    print("deleted")
+
+
+def _watch(api: Api, video_id: str) -> None:
+    """Raises `RefusedError` when the clip fails or is deleted."""
+    columns = (TextColumn("{task.description:<12}"), BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(
+        *columns, TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=Console(stderr=True)
+    ) as bars:
+        task = bars.add_task("queued", total=100, note="")
+        for name, data in api.events(video_id):
+            if name == "failed":
+                raise RefusedError(f"{video_id} failed: {data['error']['message']}")
+            if name == "deleted":
+                raise RefusedError(f"{video_id} was deleted")
+            if name in ("snapshot", "progress", "completed"):
+                left = data.get("eta_s")
+                place = data.get("queue_position")
+                note = f"{left:.0f} s left" if left is not None else f"{place} ahead" if place else ""
+                label = data.get("stage") or data["status"]
+                bars.update(task, completed=data["progress"], description=label, note=note)
+
+
+def _download(api: Api, video_id: str, variant: str, output: Path) -> None:
+    with api.open("GET", f"/v1/videos/{video_id}/content?variant={variant}") as answer:
+        data = answer.read()
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {(error.strerror or str(error)).lower()}.") from None
+    print(output)
+
+
+def _data_url(image: Path) -> str:
+    kind = mimetypes.guess_type(image.name)[0] or "image/png"
+    try:
+        return f"data:{kind};base64," + base64.b64encode(image.read_bytes()).decode()
+    except OSError as error:
+        raise UserError(f"image {image} cannot be read: {(error.strerror or str(error)).lower()}.") from None

@@ -1,0 +1,338 @@
+"""What becomes of jobs: every arrow of the state machine, and what a kill at any moment leaves."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from tests.server.serving import Serving
+
+pytestmark = pytest.mark.server
+SLOW = "slow=0.1"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def post(serving: Serving, prompt: str, **fields: Any) -> str:
+    with serving.client as client:
+        answer = client.post("/v1/videos", json={"prompt": prompt, **fields})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def files_of(state: Path, video_id: str) -> list[str]:
+    found = [p for folder in ("jobs", "work") for p in (state / folder).glob(f"*{video_id}*")]
+    return [str(p) for p in found]
+
+
+# -- a kill in each state -----------------------------------------------------------------------------
+
+
+def test_after_kill_9_queued_jobs_run_in_order_and_a_running_one_is_interrupted(state: Path) -> None:
+    with Serving(state) as serving:
+        finished = post(serving, "done before")
+        serving.until(finished, "completed")
+        running = post(serving, SLOW, num_inference_steps=100)
+        queued = [post(serving, f"waiting {i}") for i in range(3)]
+        serving.until(running, "in_progress")
+        serving.kill(signal.SIGKILL)
+        serving.restart()
+        job = serving.until(running, "failed")
+        assert job["error"]["code"] == "interrupted"
+        ends = [serving.until(v, "completed") for v in queued]
+        assert all(e["progress"] == 100 for e in ends)
+        assert serving.until(finished, "completed")["progress"] == 100
+        with serving.client as client:
+            assert client.get(f"/v1/videos/{finished}/content").status_code == 200
+        assert not list((state / "work").iterdir())
+
+
+def test_with_requeue_a_running_job_is_run_again_once(state: Path) -> None:
+    with Serving(state, "--on-restart", "requeue") as serving:
+        twice = post(serving, SLOW, num_inference_steps=30)
+        for _ in range(2):
+            serving.until(twice, "in_progress")
+            serving.kill(signal.SIGKILL)
+            serving.restart()
+        assert serving.until(twice, "failed")["error"]["code"] == "interrupted"
+        once = post(serving, SLOW, num_inference_steps=5)
+        serving.until(once, "in_progress")
+        serving.kill(signal.SIGKILL)
+        serving.restart()
+        assert serving.until(once, "completed")["progress"] == 100
+
+
+def test_a_clip_published_just_before_the_kill_is_completed(state: Path) -> None:
+    with Serving(state) as serving:
+        finished = post(serving, "first")
+        serving.until(finished, "completed")
+        running = post(serving, SLOW, num_inference_steps=100)
+        serving.until(running, "in_progress")
+        serving.kill(signal.SIGKILL)
+        # The state between the rename and the transaction.
+        shutil.copytree(state / "jobs" / finished / "a1", state / "jobs" / running / "a1")
+        serving.restart()
+        assert serving.until(running, "completed", "failed")["status"] == "completed"
+        with serving.client as client:
+            assert client.get(f"/v1/videos/{running}/content").content[4:8] == b"ftyp"
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+def test_a_wish_to_stop_survives_the_kill(state: Path, how: str) -> None:
+    with Serving(state, "--cancel-timeout", "0.3", "--on-restart", "requeue") as serving:
+        video = post(serving, f"{SLOW} deaf=60", num_inference_steps=100)
+        serving.until(video, "in_progress")
+        with serving.client as client:
+            if how == "cancel":
+                answer = client.post(f"/v1/videos/{video}/cancel")
+                assert (answer.status_code, answer.json()["status"]) == (200, "in_progress")
+            else:
+                answer = client.delete(f"/v1/videos/{video}")
+                assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancellation_pending")
+                assert answer.headers["retry-after"] == "2"
+        serving.kill(signal.SIGKILL)
+        serving.restart()
+        with serving.client as client:
+            answer = client.get(f"/v1/videos/{video}")
+        if how == "cancel":
+            assert answer.json()["error"]["code"] == "cancelled"
+        else:
+            assert answer.status_code == 404
+            assert files_of(state, video) == []
+
+
+def test_an_unreadable_record_is_set_aside_and_the_start_goes_on(state: Path) -> None:
+    with Serving(state) as serving:
+        running = post(serving, SLOW, num_inference_steps=100)
+        bad, good = post(serving, "bad"), post(serving, "good")
+        serving.until(running, "in_progress")
+        serving.kill(signal.SIGKILL)
+        with sqlite3.connect(state / "jobs.db") as db:
+            db.execute("UPDATE jobs SET spec = 'garbage' WHERE id = ?", (bad,))
+        serving.restart()
+        assert serving.until(good, "completed")["progress"] == 100
+        with serving.client as client:
+            assert bad not in [v["id"] for v in client.get("/v1/videos").json()["data"]]
+
+
+# -- stopping -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+def test_a_running_job_stops_at_the_next_step_and_frees_the_engine(state: Path, tmp_path: Path, how: str) -> None:
+    steps = tmp_path / "steps"
+    with Serving(state, DIPTYCH_TEST_STEPS=str(steps)) as serving, serving.client as client:
+        video = post(serving, SLOW, num_inference_steps=100)
+        while not steps.exists() or len(steps.read_text().splitlines()) < 5:
+            time.sleep(0.01)
+        before = len(steps.read_text().splitlines())
+        if how == "delete":
+            assert client.delete(f"/v1/videos/{video}").json()["deleted"] is True
+            assert len(steps.read_text().splitlines()) - before <= 1, "the engine still ran when the answer came"
+            assert client.get(f"/v1/videos/{video}").status_code == 404
+            assert files_of(state, video) == []
+        else:
+            client.post(f"/v1/videos/{video}/cancel")
+            job = serving.until(video, "failed")
+            assert job["error"]["code"] == "cancelled"
+            assert 0 < job["progress"] < 100
+        time.sleep(0.3)
+        assert len(steps.read_text().splitlines()) - before <= 1
+        serving.until(post(serving, "next"), "completed")
+
+
+def test_a_queued_job_that_is_cancelled_never_starts(state: Path, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    with Serving(state, DIPTYCH_TEST_STEPS=str(steps)) as serving, serving.client as client:
+        running = post(serving, SLOW, num_inference_steps=8)
+        queued = post(serving, "never")
+        assert client.post(f"/v1/videos/{queued}/cancel").json()["error"]["code"] == "cancelled"
+        assert client.post(f"/v1/videos/{queued}/cancel").json()["status"] == "failed"
+        serving.until(running, "completed")
+        serving.until(post(serving, "after"), "completed")
+        assert "never" not in steps.read_text()
+
+
+def test_sigterm_finishes_the_running_job_and_leaves_no_process(state: Path) -> None:
+    with Serving(state, "--drain-timeout", "20") as serving:
+        running = post(serving, SLOW, num_inference_steps=10)
+        queued = post(serving, "waiting")
+        serving.until(running, "in_progress")
+        assert serving.process is not None
+        serving.process.send_signal(signal.SIGTERM)
+        with serving.client as client:
+            deadline = time.monotonic() + 2
+            while client.get("/readyz").status_code == 200 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            refused = client.post("/v1/videos", json={"prompt": "late"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+            assert client.get(f"/v1/videos/{running}").json()["status"] == "in_progress"
+        assert serving.process.wait(20) == 0
+        serving.restart()
+        assert serving.until(running, "completed", "failed")["status"] == "completed"
+        serving.until(queued, "completed")
+
+
+def test_sigterm_puts_a_long_job_back_into_the_queue_if_told_to(state: Path) -> None:
+    with Serving(state, "--drain-timeout", "0.2", "--on-restart", "requeue") as serving:
+        running = post(serving, SLOW, num_inference_steps=40)
+        serving.until(running, "in_progress")
+        assert serving.kill(signal.SIGTERM) == 0
+        with sqlite3.connect(state / "jobs.db") as db:
+            assert db.execute("SELECT status, attempt FROM jobs").fetchall() == [("queued", 0)]
+
+
+# -- engines that fail --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("shared") / "state", "--stall-timeout", "1") as serving:
+        yield serving
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ("die=2", "engine_failed"),
+        ("hang=2", "stalled"),
+        ("boom", "engine_failed"),
+        ("poison", "engine_failed"),
+        ("oom", "out_of_memory"),
+        ("refuse", "invalid_value"),
+        ("flat", "output_invalid"),
+        ("short", "output_invalid"),
+        ("small", "output_invalid"),
+    ],
+)
+def test_a_poisoned_job_fails_alone(shared: Serving, prompt: str, code: str) -> None:
+    shared.until_ready()
+    before = post(shared, "slow=0.5", num_inference_steps=1)  # so that both are queued before the engine fails
+    bad, good = post(shared, prompt), post(shared, "good")
+    shared.until(before, "completed")
+    job = shared.until(bad, "failed")
+    assert job["error"]["code"] == code
+    assert str(shared.state) not in job["error"]["message"]
+    assert shared.until(good, "completed")["progress"] == 100
+    with shared.client as client:
+        answer = client.get(f"/v1/videos/{bad}/content")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "generation_failed")
+    assert not list((shared.state / "work").iterdir())
+    assert not list((shared.state / "jobs" / bad).glob("a*"))
+
+
+def test_readiness_says_when_the_engine_is_being_restarted(state: Path) -> None:
+    with Serving(state) as serving, serving.client as client:
+        bad = post(serving, "die=1")
+        serving.until(bad, "failed")
+        answer = client.get("/readyz")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "the engine is being restarted")
+        refused = client.post("/v1/videos", json={"prompt": "too early"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_down")
+        assert client.get("/livez").status_code == 200
+        assert client.get(f"/v1/videos/{bad}").status_code == 200
+        serving.until_ready()
+
+
+def test_an_engine_that_cannot_load_keeps_the_server_unready_and_says_why(state: Path) -> None:
+    serving = Serving(state, checkpoint="broken")
+    serving.start(ready=False)
+    try:
+        with serving.client as client:
+            deadline = time.monotonic() + 20
+            while "broken" not in (text := client.get("/readyz").text) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert "the checkpoint is broken" in text
+    finally:
+        serving.kill(signal.SIGTERM)
+
+
+# -- many, full, old ----------------------------------------------------------------------------------
+
+
+def test_200_clients_at_once_get_50_places_and_all_accepted_run_in_order(state: Path, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    with Serving(state, "--max-queue", "50", DIPTYCH_TEST_STEPS=str(steps)) as serving:
+        running = post(serving, "slow=60", num_inference_steps=1)
+        serving.until(running, "in_progress")
+        answers: list[httpx.Response] = []
+
+        def one(number: int) -> None:
+            with serving.client as client:
+                answers.append(client.post("/v1/videos", json={"prompt": f"n {number}", "num_inference_steps": 1}))
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert Counter(a.status_code for a in answers) == {200: 50, 429: 150}
+        refused = next(a for a in answers if a.status_code == 429)
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1
+        accepted = [a.json()["id"] for a in answers if a.status_code == 200]
+        with sqlite3.connect(state / "jobs.db") as db:
+            order = [p for (p,) in db.execute("SELECT json_extract(spec, '$.prompt') FROM jobs ORDER BY seq")][1:]
+        serving.kill(signal.SIGKILL)
+        serving.restart()
+        for video in accepted:
+            serving.until(video, "completed", seconds=60)
+        ran = [line.split("|")[0] for line in steps.read_text().splitlines() if line.startswith("n ")]
+        assert ran == order
+
+
+def test_expired_jobs_vanish_as_one(state: Path) -> None:
+    with Serving(state, "--ttl", "3", "--sweep-every", "0.3") as serving, serving.client as client:
+        video = post(serving, "ephemeral")
+        failed = post(serving, "refuse")
+        job = serving.until(video, "completed")
+        assert job["expires_at"] == pytest.approx(job["completed_at"] + 3, abs=1)
+        serving.until(failed, "failed")
+        deadline = time.monotonic() + 10
+        while client.get(f"/v1/videos/{failed}").status_code != 404 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert client.get(f"/v1/videos/{video}/content").status_code == 404
+        assert client.get("/v1/videos").json()["data"] == []
+        while (left := files_of(state, video) + files_of(state, failed)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == []
+
+
+def test_a_full_disk_refuses_new_jobs_fails_the_running_one_and_hurts_nothing_else(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        with Serving(disk / "state", "--min-free-mib", "0") as serving, serving.client as client:
+            before = post(serving, "before")
+            serving.until(before, "completed")
+            video = post(serving, SLOW, num_inference_steps=10, size="256x256", num_frames=49, output_compression=0)
+            serving.until(video, "in_progress")
+            filler = disk / "filler"
+            filler.write_bytes(b"\0" * (shutil.disk_usage(disk).free - (100 << 10)))
+            job = serving.until(video, "failed")
+            assert job["error"]["code"] == "storage_failed"
+            assert not list((disk / "state" / "work").iterdir())
+            free = client.get("/v1/videos/" + before)
+            assert free.json()["status"] == "completed"
+            filler.unlink()
+            serving.until(post(serving, "after"), "completed")
+        with Serving(disk / "state", "--min-free-mib", "100") as serving, serving.client as client:
+            refused = client.post("/v1/videos", json={"prompt": "no room"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_full")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
