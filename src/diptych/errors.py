@@ -24,6 +24,9 @@ class RequestError(UserError):
             shown = shown[:77] + "…" + shown[-1]
         super().__init__(f"{field} = {shown} is not accepted: {accepted}.")
 
+    def __reduce__(self) -> tuple[type[RequestError], tuple[str, object, str]]:
+        return RequestError, (self.field, self.value, self.accepted)
+
 
 class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete, damaged, or of another kind."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ MAX_AUDIO_LATENTS = 2048
 """Rows of the audio rotary table; 47.5 seconds."""
 MAX_STEPS = 1000
 MAX_GUIDANCE = 100.0
-MAX_PROMPT_CHARACTERS = 20_000
+MAX_PROMPT_CHARACTERS = 32_000
 MAX_SEED = 2**63 - 1
 
 AUDIO_RATE = 44_100
@@ -161,13 +160,13 @@ class ClipRequest:
         )
         return ResolvedRequest(filled, defaults.distilled, tuple(notes))
 
-    def to_json(self) -> str:
-        """The request as JSON; an image is told by its path or as `"<embedded>"`."""
+    def to_dict(self) -> dict[str, Any]:
+        """The request as JSON values, without what was left open; an image is told by its path or as `"<embedded>"`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         if values["image"] is not None:
             is_path = isinstance(values["image"], str | Path)
             values["image"] = str(values["image"]) if is_path else "<embedded>"
-        return json.dumps({k: v for k, v in values.items() if v is not None}, ensure_ascii=False)
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ClipRequest:

@@ -13,7 +13,7 @@ Stage = Literal["download", "load", "text", "image", "denoise", "decode", "mux"]
 
 @dataclass(frozen=True)
 class Progress:
-    """One report: `done` of `total` units of `stage`, after `seconds` in it; `left` seconds to go in the stage if known.
+    """One report: `done` of `total` units of `stage`, after `seconds` in it; `left` seconds to go in it, if known.
 
     In `denoise`, `preview()` returns the present estimate of the clean video latents (C, T, Y, X), float32 on the CPU;
     it costs a copy, so call it only when a picture is wanted, and only inside the callback.

@@ -13,6 +13,7 @@ from torch import Tensor
 from diptych.attention.roles import Attend
 from diptych.model.ops import Rope
 from diptych.model.transformer import Grid, Streams, TextContext, Transformer
+from diptych.parallel.guidance import guided
 from diptych.sampling.latents import Latents
 
 
@@ -29,21 +30,15 @@ class Combine(Protocol):
     def __call__(self, lanes: Sequence[Callable[[], Latents]], guidance: float) -> Latents: ...
 
 
-def guide(cond: Latents, uncond: Latents, guidance: float) -> Latents:
-    """Classifier-free guidance in float32, the same factor for picture and sound."""
-    video = uncond.video.float() + guidance * (cond.video.float() - uncond.video.float())
-    if cond.audio is None:
-        return Latents(video, None)
-    assert uncond.audio is not None
-    return Latents(video, uncond.audio.float() + guidance * (cond.audio.float() - uncond.audio.float()))
-
-
 def combine_serial(lanes: Sequence[Callable[[], Latents]], guidance: float) -> Latents:
     """Both lanes here, one after the other, conditional first."""
     if len(lanes) == 1:
         return lanes[0]()
     cond, uncond = (lane() for lane in lanes)
-    return guide(cond, uncond, guidance)
+    video = guided(cond.video, uncond.video, guidance)
+    if cond.audio is None or uncond.audio is None:
+        return Latents(video, None)
+    return Latents(video, guided(cond.audio, uncond.audio, guidance))
 
 
 @dataclass

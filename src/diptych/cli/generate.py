@@ -1,0 +1,223 @@
+"""`diptych generate`: one clip from a prompt, or many from a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diptych.cli.display import Display
+from diptych.errors import RequestError, UserError
+from diptych.request import ClipRequest, frames_for
+
+Text = Annotated[str | None, typer.Argument(help="What the clip shows and sounds like.", show_default=False)]
+
+
+def _option(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+def generate(
+    prompt: Text = None,
+    model: Annotated[str | None, _option("Checkpoint: a folder, a hub id, or a name such as lite-distill.")] = None,
+    output: Annotated[Path | None, _option("MP4 to write. Default: clip.mp4, or the next free clip-2.mp4 …")] = None,
+    image: Annotated[Path | None, _option("Picture to start from.")] = None,
+    fit: Annotated[str | None, _option("How the picture is fitted: crop, pad or stretch. Default: crop.")] = None,
+    negative: Annotated[str | None, _option("What to steer away from. Default: the authors' text.")] = None,
+    width: Annotated[int | None, _option("Pixels, a multiple of 16. Default: from the checkpoint.")] = None,
+    height: Annotated[int | None, _option("Pixels, a multiple of 16. Default: from the checkpoint.")] = None,
+    frames: Annotated[int | None, _option("Frames, 4k + 1. Default: from the checkpoint.")] = None,
+    seconds: Annotated[float | None, _option("Length instead of --frames.")] = None,
+    fps: Annotated[float | None, _option("Frames a second. Default: 24.")] = None,
+    steps: Annotated[int | None, _option("Denoising steps. Default: from the checkpoint.")] = None,
+    guidance: Annotated[
+        float | None, _option("How closely to follow the text; 1 is off. Default: from the checkpoint.")
+    ] = None,
+    seed: Annotated[int | None, _option("Same seed, same clip. Default: a new one, told afterwards.")] = None,
+    audio: Annotated[bool | None, _option("With or without sound. Default: with.", "--audio/--no-audio")] = None,
+    audio_level: Annotated[
+        str | None, _option("clip keeps the level, normalize raises the peak to full scale.")
+    ] = None,
+    sigma_grid: Annotated[str | None, _option("Noise grid of base models: diffusers or native.")] = None,
+    noise_dtype: Annotated[str | None, _option("Dtype that noise is drawn in: float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[
+        str | None, _option("Working dtype: float32, bfloat16 or float16. Default: by the device.")
+    ] = None,
+    device: Annotated[str | None, _option("cpu, cuda, cuda:1 … Default: the first GPU, else the CPU.")] = None,
+    layout: Annotated[str | None, _option("How ranks share the clip, such as cfg=2,ulysses=4.")] = None,
+    from_clip: Annotated[
+        Path | None, _option("Make a clip again as this MP4 says; other options change it.", "--from")
+    ] = None,
+    prompts: Annotated[Path | None, _option("Many clips: a JSON request a line, or a plain prompt a line.")] = None,
+    output_dir: Annotated[Path | None, _option("Folder for --prompts.")] = None,
+    latents_out: Annotated[Path | None, _option("Also write the final latents (.safetensors).")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report on standard output.")] = False,
+) -> None:
+    """Make a clip with sound from a text, and a picture if you like."""
+    options: dict[str, Any] = {
+        "negative": negative,
+        "image": image,
+        "fit": fit,
+        "width": width,
+        "height": height,
+        "frames": _frames(frames, seconds, fps),
+        "fps": fps,
+        "steps": steps,
+        "guidance": guidance,
+        "seed": seed,
+        "audio": audio,
+        "audio_level": audio_level,
+        "sigma_grid": sigma_grid,
+        "noise_dtype": noise_dtype,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    engine = {"dtype": dtype, "device": device, "layout": layout}
+    with Display(quiet=quiet) as display:
+        if prompts is not None:
+            for name, value in (
+                ("PROMPT", prompt),
+                ("--output", output),
+                ("--from", from_clip),
+                ("--latents-out", latents_out),
+            ):
+                if value is not None:
+                    raise RequestError(name, str(value), "leave it out with --prompts, which makes many clips")
+            if output_dir is None:
+                raise RequestError("--output-dir", None, "--prompts needs a folder to write the clips to")
+            failed = _many(prompts, output_dir, given, model, engine, display, as_json)
+            raise typer.Exit(1 if failed else 0)
+        if output_dir is not None:
+            raise RequestError("--output-dir", str(output_dir), "it goes with --prompts; use --output for one clip")
+        if from_clip is not None:
+            request, model = _again(from_clip, prompt, given, model)
+        elif prompt is None:
+            raise RequestError("PROMPT", None, 'say what the clip shows, such as diptych generate "waves at dusk"')
+        else:
+            request = ClipRequest(prompt, **given)
+        _one(request, model, output or _free_name(Path("clip.mp4")), latents_out, engine, display, as_json)
+
+
+def _one(
+    request: ClipRequest,
+    model: str | None,
+    output: Path,
+    latents_out: Path | None,
+    options: dict[str, Any],
+    display: Display,
+    as_json: bool,
+) -> None:
+    from diptych.engine.engine import Engine
+    from diptych.media.files import check_writable
+
+    for path in (output, latents_out):
+        if path is not None:
+            check_writable(path)
+    with Engine.load(model, **options, on_progress=display) as engine:
+        clip = engine.generate(request, on_step=display)
+        if clip is None:  # a rank of torchrun that is not the first
+            return
+        clip.save(output)
+        if latents_out is not None:
+            clip.save_latents(latents_out)
+    _tell(clip.report, output, display, as_json)
+
+
+def _many(
+    prompts: Path,
+    folder: Path,
+    given: dict[str, Any],
+    model: str | None,
+    options: dict[str, Any],
+    display: Display,
+    as_json: bool,
+) -> int:
+    from diptych.engine.engine import Engine
+    from diptych.media.files import check_writable
+
+    lines = _read_lines(prompts)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError("--output-dir", str(folder), f"a folder that can be made ({_reason(error)})") from None
+    check_writable(folder / "0001.mp4")
+    failed = 0
+    with Engine.load(model, **options, on_progress=display) as engine:
+        for number, line in enumerate(lines, start=1):
+            display.restart()
+            path = folder / f"{number:04d}.mp4"
+            try:
+                clip = engine.generate(_line_request(line, given), on_step=display)
+                if clip is None:
+                    continue
+                clip.save(path)
+            except UserError as error:
+                failed += 1
+                display.say(f"line {number}: {error}")
+                if as_json:
+                    print(json.dumps({"line": number, "error": str(error)}, ensure_ascii=False))
+                continue
+            _tell(clip.report, path, display, as_json)
+    if failed:
+        display.say(f"{failed} of {len(lines)} lines failed; the others are in {folder}")
+    return failed
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError("--prompts", str(path), f"a readable UTF-8 file ({_reason(error)})") from None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise RequestError("--prompts", str(path), "a file with at least one line")
+    return lines
+
+
+def _line_request(line: str, given: dict[str, Any]) -> ClipRequest:
+    if not line.startswith("{"):
+        return ClipRequest(line, **given)
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RequestError("line", line, f"JSON or a plain prompt ({error.msg} at column {error.colno})") from None
+    return ClipRequest.from_dict(given | values)
+
+
+def _again(path: Path, prompt: str | None, given: dict[str, Any], model: str | None) -> tuple[ClipRequest, str | None]:
+    from diptych.media.mp4 import read_report, read_request
+
+    changes = given if prompt is None else given | {"prompt": prompt}
+    return read_request(path, **changes), model or read_report(path).get("checkpoint")
+
+
+def _frames(frames: int | None, seconds: float | None, fps: float | None) -> int | None:
+    if seconds is None:
+        return frames
+    if frames is not None:
+        raise RequestError("--seconds", seconds, "either --seconds or --frames, not both")
+    return frames_for(seconds, 24.0 if fps is None else fps)
+
+
+def _free_name(path: Path) -> Path:
+    number = 2
+    free = path
+    while free.exists():
+        free = path.with_stem(f"{path.stem}-{number}")
+        number += 1
+    return free
+
+
+def _tell(report: dict[str, Any], path: Path, display: Display, as_json: bool) -> None:
+    for note in report.get("notes", ()):
+        display.say(note)
+    total = sum(report.get("seconds", {}).values())
+    display.say(f"{path}  (seed {report['request']['seed']}, {total:.1f} s)")
+    if as_json:
+        print(json.dumps(report | {"file": str(path)}, ensure_ascii=False))
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,49 @@
+"""The `diptych` command: registers the commands, and turns what a user can change into one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from diptych.cli.checkpoint import app as checkpoint_app
+from diptych.cli.client import app as client_app
+from diptych.cli.demo import demo
+from diptych.cli.generate import generate
+from diptych.cli.serve import CONTEXT, serve
+from diptych.cli.show import show
+from diptych.errors import Cancelled, UserError
+
+app = typer.Typer(
+    name="diptych",
+    help="Clips with synchronised sound from text or an image, with Kandinsky 6.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(show)
+app.command()(demo)
+app.command(context_settings=CONTEXT)(serve)
+app.add_typer(client_app, name="client", help="Talk to a running server: submit, watch, download.")
+app.add_typer(checkpoint_app, name="checkpoint", help="Write a tiny checkpoint, or look into any.")
+
+
+def run() -> None:
+    """Entry point. Exit status: 0 done, 1 some of many failed, 2 something to correct, 130 stopped."""
+    try:
+        app()
+    except UserError as error:
+        if os.environ.get("DIPTYCH_DEBUG"):
+            raise
+        sys.exit(_say(str(error), 2))
+    except Cancelled as error:
+        sys.exit(_say(str(error) or "stopped", 130))
+    except KeyboardInterrupt:
+        sys.exit(_say("stopped", 130))
+
+
+def _say(sentence: str, status: int) -> int:
+    print(f"diptych: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,102 @@
+"""What one rank holds of a checkpoint: the transformer everywhere, the rest on the rank that reads and decodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from diptych import __version__
+from diptych.codecs.text import TextEncoder
+from diptych.engine.options import DTYPES, Options
+from diptych.engine.progress import OnProgress
+from diptych.engine.stages import Stages
+from diptych.model.components import (
+    load_audio_vae,
+    load_clip,
+    load_clip_tokenizer,
+    load_text_encoder,
+    load_tokenizer,
+    load_vae,
+    load_vocoder,
+)
+from diptych.model.loading import load_transformer
+from diptych.model.transformer import Transformer
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Components:
+    """Loaded and frozen, on `device`. Off the first rank only the transformer is there."""
+
+    options: Options
+    device: torch.device
+    transformer: Transformer
+    scheduler_config: dict[str, Any]
+    text_encoder: Any = None
+    vae: Any = None
+    audio_vae: Any = None
+    vocoder: Any = None
+
+    @property
+    def decode_budget(self) -> int | None:
+        return self.options.decode_budget
+
+    @classmethod
+    def load(
+        cls, options: Options, device: torch.device, *, first: bool, on_progress: OnProgress | None = None
+    ) -> Components:
+        """Stream the weights in. `first`: this rank also reads texts and images and decodes.
+
+        The video VAE runs in float16 where the transformer does not run in float32 (as the authors run it), CLIP and
+        everything that makes sound in float32 as stored.
+        """
+        checkpoint, dtype = options.checkpoint, options.dtype
+        vae_dtype = torch.float32 if dtype is torch.float32 or device.type == "cpu" else torch.float16
+        names = ["transformer"]
+        if first:
+            names += ["text_encoder", "text_encoder_2", "vae"] + ["audio_vae", "vocoder"] * checkpoint.has_audio
+        sizes = {n: checkpoint[n].nbytes for n in names if n in checkpoint.components}
+        total = sum(sizes.values())
+        stages = Stages(on_progress)
+        with stages.stage("load", max(total // _MIB, 1)) as advance:
+            before = 0
+
+            def on_bytes(done: int, _: int) -> None:
+                advance(min((before + done) // _MIB, total // _MIB))
+
+            with torch.device("meta"):
+                transformer = Transformer(checkpoint.transformer)
+            load_transformer(transformer, checkpoint, device=device, dtype=dtype, on_bytes=on_bytes)
+            before += sizes["transformer"]
+            if not first:
+                return cls(options, device, transformer.eval(), checkpoint.scheduler)
+            language = load_text_encoder(checkpoint, device, dtype, on_bytes)
+            before += sizes["text_encoder"]
+            clip = load_clip(checkpoint, device, torch.float32, on_bytes)
+            before += sizes["text_encoder_2"]
+            text = TextEncoder(load_tokenizer(checkpoint), language, load_clip_tokenizer(checkpoint), clip)
+            vae = load_vae(checkpoint, device, vae_dtype, on_bytes)
+            before += sizes["vae"]
+            audio_vae = vocoder = None
+            if checkpoint.has_audio:
+                audio_vae = load_audio_vae(checkpoint, device, torch.float32, on_bytes)
+                before += sizes["audio_vae"]
+                vocoder = load_vocoder(checkpoint, device, torch.float32, on_bytes)
+        return cls(options, device, transformer.eval(), checkpoint.scheduler, text, vae, audio_vae, vocoder)
+
+    def describe(self) -> dict[str, Any]:
+        """What a report says about the engine."""
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        return {
+            "checkpoint": self.options.checkpoint.name,
+            "fingerprint": self.options.checkpoint.fingerprint,
+            "layout": str(self.options.layout),
+            "ranks": self.options.layout.world,
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "dtype": names[self.options.dtype],
+            "diptych": __version__,
+            "torch": torch.__version__,
+        }

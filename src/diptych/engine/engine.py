@@ -1,0 +1,164 @@
+"""`Engine`: one checkpoint, loaded once, on one rank or many; requests in, clips out."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from diptych.engine.components import Components
+from diptych.engine.options import Options, check_room, pick_device, pick_dtype
+from diptych.engine.order import Order, take_batch
+from diptych.engine.progress import OnProgress, Progress
+from diptych.engine.runner import Runner
+from diptych.engine.sharing import check_fit
+from diptych.engine.stages import Stages
+from diptych.errors import LayoutError, RequestError
+from diptych.media.clip import Clip
+from diptych.model.checkpoint import Checkpoint
+from diptych.parallel.layout import Layout
+from diptych.request import ClipDefaults, ClipRequest
+
+STEP_TIMEOUT = 1800.0
+"""Seconds of silence after which ranks are taken for hung."""
+
+
+class Executor(Protocol):
+    """Where the work runs. `generate` returns None on a rank that does not hold the result."""
+
+    def generate(self, orders: Sequence[Order], on_step: OnProgress | None) -> list[Clip] | None: ...
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """One rank: this process."""
+
+    def __init__(self, options: Options, on_progress: OnProgress | None) -> None:
+        self._runner = Runner(Components.load(options, options.device, first=True, on_progress=on_progress))
+
+    def generate(self, orders: Sequence[Order], on_step: OnProgress | None) -> list[Clip]:
+        return self._runner.generate(orders, Stages(on_step))
+
+    def close(self) -> None:
+        del self._runner
+
+
+class Engine:
+    """Holds a loaded checkpoint. Use `Engine.load`; close it, or use it in a `with` block.
+
+    One clip at a time: calls from several threads wait for each other. Nothing computed for one request can be seen
+    by the next.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, executor: Executor) -> None:
+        self.checkpoint = checkpoint
+        self._executor: Executor | None = executor
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | Checkpoint | None = None,
+        *,
+        layout: str | Layout | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        step_timeout: float = STEP_TIMEOUT,
+        on_progress: OnProgress | None = None,
+    ) -> Engine:
+        """Load a checkpoint.
+
+        model: a folder in Diffusers layout, a hub id, or a name such as `lite-distill`.
+        layout: how ranks share each clip, such as `cfg=2,ulysses=4`. More than one rank: rank processes are started
+        and supervised here, or, started by torchrun, this process joins the others as one rank.
+        device: `cpu`, `cuda` or `cuda:N`; default the first GPU, else the CPU.
+        dtype: `float32`, `bfloat16` or `float16` for matrix products and attention; default by the device.
+        step_timeout: seconds that ranks may be silent before they are taken for hung.
+        on_progress: told of downloading and loading.
+
+        Raises `CheckpointError`, `LayoutError` or `RequestError`, each one sentence.
+        """
+        plan = Layout.parse(layout) if isinstance(layout, str) else layout or Layout()
+        where = pick_device(device)
+        working = pick_dtype(dtype, where)
+        if not step_timeout > 0:
+            raise RequestError("step_timeout", step_timeout, "seconds above 0")
+        joined = _torchrun_world()
+        if joined is None:
+            check_room(plan, where, plan.world)
+        elif joined != plan.world:
+            raise LayoutError(f"layout {plan} has {plan.world} ranks, and torchrun started {joined}; make them agree")
+        checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
+        check_fit(plan, checkpoint.transformer)
+        options = Options(checkpoint, plan, where, working, timedelta(seconds=step_timeout))
+        return cls(checkpoint, _executor(options, on_progress, joined))
+
+    @property
+    def defaults(self) -> ClipDefaults:
+        """What the checkpoint fills in where a request says nothing."""
+        return self.checkpoint.defaults
+
+    def generate(self, request: ClipRequest, on_step: OnProgress | None = None) -> Clip | None:
+        """Make one clip. Returns it, or None on a torchrun rank other than the first.
+
+        on_step: told of every stage and step; raise `Cancelled` in it to stop at that step, on all ranks.
+        Raises `RequestError` or `MediaError` for a request that cannot be honoured, before any weight is touched,
+        `ClipError` for a result that is not fit to be called a clip, and `RankError` with a rank's own traceback.
+        """
+        clips = self.generate_batch([request], on_step)
+        return None if clips is None else clips[0]
+
+    def generate_batch(self, requests: Sequence[ClipRequest], on_step: OnProgress | None = None) -> list[Clip] | None:
+        """Make several clips in one batch: equal in all but prompt, negative, image and seed. Else as `generate`."""
+        orders = take_batch(requests, self.defaults)
+        with self._lock:
+            if self._executor is None:
+                raise RuntimeError("this engine is closed")
+            return self._executor.generate(orders, on_step)
+
+    def close(self) -> None:
+        """Free the weights and end the rank processes. Waits for a clip in progress; safe to call twice."""
+        with self._lock:
+            if self._executor is not None:
+                self._executor.close()
+                self._executor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def open_checkpoint(model: str | Path | None, on_progress: OnProgress | None = None) -> Checkpoint:
+    """Open what `model` names, downloading if need be; None is the default model."""
+    start = time.perf_counter()
+
+    def on_bytes(done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(Progress("download", done >> 20, max(total >> 20, 1), time.perf_counter() - start))
+
+    return Checkpoint.open("demo" if model is None else model, on_bytes=on_bytes)
+
+
+def _executor(options: Options, on_progress: OnProgress | None, joined: int | None) -> Executor:
+    if options.layout.world == 1:
+        return InProcess(options, on_progress)
+    if joined is not None:
+        from diptych.engine.joined import Joined
+
+        return Joined(options, on_progress)
+    from diptych.engine.spawned import Spawned
+
+    return Spawned(options, on_progress)
+
+
+def _torchrun_world() -> int | None:
+    """How many processes torchrun started with this one, or None when it did not."""
+    world = os.environ.get("WORLD_SIZE")
+    return int(world) if world and "RANK" in os.environ and "MASTER_ADDR" in os.environ else None

@@ -1,0 +1,173 @@
+"""One rank's work on a batch of clips: text, first frame, noise, denoising, decoding.
+
+Ranks share a clip in the middle part only: `prepare` and `finish` run on the first rank, `denoise` on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Generator, Tensor
+
+from diptych.codecs.audio import decode_audio
+from diptych.codecs.image import encode_image, image_tensor
+from diptych.codecs.text import Conditioning, negative_or_default
+from diptych.codecs.tiles import plan_tiles
+from diptych.codecs.video import decode_cost, decode_video
+from diptych.engine.components import Components
+from diptych.engine.order import Order
+from diptych.engine.sharing import Sharing, alone
+from diptych.engine.stages import Stages
+from diptych.media.clip import Clip
+from diptych.model.transformer import Grid
+from diptych.request import ResolvedRequest
+from diptych.sampling.denoise import denoise
+from diptych.sampling.denoiser import Denoiser
+from diptych.sampling.latents import Latents, draw_noise
+from diptych.sampling.schedules import schedule_for
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that denoising needs, on the CPU: what the first rank sends to the others.
+
+    lanes: conditioning with guidance off, or conditional and unconditional. first_frame (B, Y, X, C) or None.
+    """
+
+    resolved: ResolvedRequest
+    lanes: tuple[Conditioning, ...]
+    noise: Latents
+    first_frame: Tensor | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Finished latents, channels last, float32, and how many forwards this rank ran."""
+
+    latents: Latents
+    forwards: int
+
+
+class Runner:
+    """Runs jobs with the components of one rank; keeps nothing from one job to the next."""
+
+    def __init__(self, components: Components, sharing: Sharing | None = None) -> None:
+        self.components = components
+        self.sharing = sharing or alone()
+
+    def generate(self, orders: Sequence[Order], stages: Stages) -> list[Clip]:
+        """A batch from text to clips, on this rank alone."""
+        job, notes = self.prepare(orders, stages)
+        return self.finish(orders, self.denoise(job, stages), stages, notes)
+
+    @torch.no_grad()
+    def prepare(self, orders: Sequence[Order], stages: Stages) -> tuple[Job, list[str]]:
+        """Encode texts and images and draw the noise. Also returns what the user should be told."""
+        c, first = self.components, orders[0].resolved
+        limit = first.request.max_text_tokens
+        with stages.stage("text", 1 + first.guided) as advance:
+            text = c.text_encoder
+            lanes = [text.encode([order.request.prompt for order in orders], limit)]
+            if first.guided:
+                advance(1)
+                lanes.append(text.encode([negative_or_default(order.request.negative) for order in orders], limit))
+        notes = [*first.notes]
+        for order in orders:
+            count = text.count(order.request.prompt)
+            if count > limit:
+                notes.append(f"prompt cut from {count} to {limit} tokens: the model reads no more")
+        generators = [Generator("cpu").manual_seed(order.seed) for order in orders]
+        first_frame = None
+        images = [order.image for order in orders]
+        if images[0] is not None:
+            with stages.stage("image", len(images)) as advance:
+                frames = []
+                for done, (image, generator) in enumerate(zip(images, generators, strict=True), start=1):
+                    assert image is not None, "a batch has images for all of its clips or for none"
+                    frames.append(encode_image(c.vae, image_tensor(image), generator).cpu())
+                    advance(done)
+                first_frame = torch.cat(frames)
+        config = c.transformer.config
+        noise = draw_noise([o.resolved for o in orders], generators, config.in_visual_dim, config.in_audio_dim)
+        return Job(first, tuple(lane.to("cpu") for lane in lanes), noise, first_frame), notes
+
+    @torch.no_grad()
+    def denoise(self, job: Job, stages: Stages, after_step: Callable[[int], None] | None = None) -> Result:
+        """From noise to latents. `after_step` is called on every rank after each step; what it raises ends the job."""
+        c, r, device = self.components, job.resolved, self.components.device
+        model = c.transformer
+        schedule = schedule_for(c.scheduler_config, r.steps, r.request.sigma_grid)
+        grid: Grid = model.grid(r.T, r.Y, r.X, r.A, tail=job.first_frame is not None, device=device)
+        lanes = [lane.to(device) for lane in job.lanes]
+        attend, shard = self.sharing.split(grid.tokens)
+        denoiser = Denoiser(
+            model,
+            attend,
+            grid,
+            [model.context(lane.text_BLD, lane.pooled_BD, lane.mask_BL) for lane in lanes],
+            r.guidance,
+            None if job.first_frame is None else job.first_frame.to(device),
+            shard,
+            self.sharing.combine,
+        )
+        with stages.stage("denoise", r.steps) as advance:
+
+            def on_step(index: int, clean: Callable[[], Latents]) -> None:
+                wait(device)
+                advance(index + 1, preview=partial(_preview, clean))
+                if after_step is not None:
+                    after_step(index)
+
+            latents = denoise(denoiser.velocity, schedule, job.noise.to(device), on_step)
+        return Result(latents, denoiser.forwards)
+
+    @torch.no_grad()
+    def finish(self, orders: Sequence[Order], result: Result, stages: Stages, notes: Sequence[str] = ()) -> list[Clip]:
+        """Decode and check. Raises `ClipError` for a clip that is not fit to be called finished."""
+        c, first = self.components, orders[0].resolved
+        video_BCTYX = result.latents.video.permute(0, 4, 1, 2, 3)
+        plan = plan_tiles(first.T, first.Y, first.X, c.decode_budget, decode_cost(c.vae))
+        with stages.stage("decode", len(plan.tiles) * len(orders) + bool(first.A)) as advance:
+            frames = decode_video(c.vae, video_BCTYX, plan, lambda done, _: advance(done))
+            sound = None
+            if result.latents.audio is not None:
+                audio_BCA = result.latents.audio.permute(0, 2, 1)
+                sound = decode_audio(c.audio_vae, c.vocoder, audio_BCA, first.samples, first.request.audio_level)
+        clips = []
+        for index, order in enumerate(orders):
+            report = {
+                "request": order.request.to_dict(),
+                **c.describe(),
+                "forwards": {"computed": result.forwards, "total": result.forwards},
+                "notes": list(notes),
+                "seconds": dict(stages.seconds),
+            }
+            audio = None if sound is None else sound[index]
+            clip = Clip(frames[index], audio, first.fps, report=report, latents=_arrays(result.latents, index))
+            clip.check(order.resolved)
+            clips.append(clip)
+        return clips
+
+
+def _arrays(latents: Latents, index: int) -> dict[str, npt.NDArray[np.float32]]:
+    """One clip's latents, channels first."""
+    arrays = {"video": latents.video[index].permute(3, 0, 1, 2).cpu().numpy()}
+    if latents.audio is not None:
+        arrays["audio"] = latents.audio[index].permute(1, 0).cpu().numpy()
+    return arrays
+
+
+def wait(device: torch.device) -> None:
+    """Let a step be over when it is told: GPUs run behind the program."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _preview(clean: Callable[[], Latents]) -> Tensor:
+    """The first clip's clean latents (C, T, Y, X), float32, on the CPU."""
+    return clean().video[0].permute(3, 0, 1, 2).float().cpu()

@@ -1,0 +1,66 @@
+"""How one rank shares a clip with the others, as the denoiser wants it told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from diptych.attention import Attend, LocalAttend
+from diptych.errors import LayoutError
+from diptych.model.config import TransformerConfig
+from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
+from diptych.sampling.denoiser import Combine, Shard, combine_serial
+from diptych.sampling.latents import Latents
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """split: for a number of video tokens, who attends and who holds which tokens (None: all here).
+
+    combine: how the lanes of guidance are run and put together.
+    """
+
+    split: Callable[[int], tuple[Attend, Shard | None]]
+    combine: Combine
+
+
+def alone() -> Sharing:
+    """One rank: everything is here."""
+    attend = LocalAttend()
+    return Sharing(lambda tokens: (attend, None), combine_serial)
+
+
+def sharing_for(layout: Layout, device: torch.device) -> Sharing:
+    """This rank's part in a layout. All ranks of the process group call it together."""
+    mesh = layout.mesh(device.type)
+    pair = GuidancePair(mesh)
+
+    def split(tokens: int) -> tuple[Attend, Shard | None]:
+        if layout.sequence == 1:
+            return LocalAttend(), None
+        shard = TokenShard(tokens, mesh)
+        return SequenceAttend(shard), shard
+
+    def combine(lanes: Sequence[Callable[[], Latents]], guidance: float) -> Latents:
+        if len(lanes) == 1:  # guidance is off: both halves compute the same
+            return lanes[0]()
+        video, audio = lanes[pair.lane]()
+        guided = pair.combine([video] if audio is None else [video, audio], guidance)
+        return Latents(guided[0], None if audio is None else guided[1])
+
+    return Sharing(split, combine if pair.split else combine_serial)
+
+
+def check_fit(layout: Layout, config: TransformerConfig) -> None:
+    """Raise `LayoutError` where a layout asks for ranks that would have nothing to do."""
+    if layout.cfg == 2 and config.grid > 1:
+        raise LayoutError(
+            "layout cfg=2 is not accepted: a distilled checkpoint has no guidance to split; use ulysses=2."
+        )
+    if layout.ulysses > config.heads:
+        raise LayoutError(
+            f"layout ulysses={layout.ulysses} is not accepted: the model has {config.heads} video heads to split; "
+            f"at most {config.heads}, and ring for more ranks."
+        )

@@ -1,0 +1,163 @@
+"""Rank processes on this host: started, supervised, and started anew when one fails.
+
+The parent is no rank: it holds no weights, so whatever happens to a rank, the parent lives to tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from torch._C._distributed_c10d import TCPStore
+
+from diptych.engine.messages import Cancel, Close, Failed, Finished, FromRank, Generate, Ready, Told, ToRank
+from diptych.engine.options import Options
+from diptych.engine.order import Order
+from diptych.engine.progress import OnProgress
+from diptych.engine.ranks import Place, RankError, rank_main
+from diptych.media.clip import Clip
+
+CLOSE_SECONDS = 10.0
+"""How long ranks get to end by themselves."""
+
+
+class Spawned:
+    """An `Executor` over `layout.world` processes."""
+
+    def __init__(self, options: Options, on_progress: OnProgress | None) -> None:
+        self._options = options
+        self._ranks: list[_Rank] = []
+        self._start()
+        try:
+            self._await_ready(on_progress)
+        except BaseException:
+            self._end(0.0)
+            raise
+
+    def generate(self, orders: Sequence[Order], on_step: OnProgress | None) -> list[Clip]:
+        """Run a batch on all ranks. A rank that fails, dies or stays silent fails this batch only."""
+        if not self._ranks:
+            self._start()
+        self._await_ready(None)
+        for rank in self._ranks:
+            rank.send(Generate(list(orders), progress=on_step is not None))
+        interrupted: BaseException | None = None
+        while True:
+            message = self._next_message()
+            if isinstance(message, Finished) and interrupted is None:
+                return message.clips
+            if isinstance(message, Finished | Failed) and interrupted is not None:
+                raise interrupted
+            if isinstance(message, Failed):
+                raise message.error
+            if isinstance(message, Told) and on_step is not None and interrupted is None:
+                try:
+                    on_step(message.progress)
+                except BaseException as error:  # Cancelled, or a fault of the caller's: the ranks stop either way
+                    interrupted = error
+                    self._ranks[0].send(Cancel())
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.send(Close())
+        self._end(CLOSE_SECONDS)
+
+    def _start(self) -> None:
+        world = self._options.layout.world
+        self._store = TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        self._ranks = [_Rank(Place(index, world, self._store.port), self._options) for index in range(world)]
+
+    def _await_ready(self, on_progress: OnProgress | None) -> None:
+        while not all(rank.ready for rank in self._ranks):
+            message = self._next_message()
+            if isinstance(message, Failed):
+                raise message.error
+            if isinstance(message, Told) and on_progress is not None:
+                try:
+                    on_progress(message.progress)
+                except BaseException:
+                    self._end(0.0)
+                    raise
+
+    def _next_message(self) -> FromRank:
+        """The next thing a rank says. A rank that is gone or silent for too long becomes a `Failed`, and so does
+        Ctrl-C in the meantime; after a failure that is not `whole` all ranks are ended and started anew."""
+        try:
+            message = self._listen()
+        except KeyboardInterrupt:
+            self._end(0.0)
+            raise
+        if isinstance(message, Failed) and not message.whole:
+            self._end(0.0)
+            self._start()
+        return message
+
+    def _listen(self) -> FromRank:
+        pipes = {rank.pipe: rank for rank in self._ranks}
+        deadline = time.monotonic() + self._options.step_timeout.total_seconds()
+        while True:
+            heard = wait(list(pipes), max(0.0, deadline - time.monotonic()))
+            if not heard:
+                seconds = self._options.step_timeout.total_seconds()
+                return Failed(RankError(f"no rank said anything for {seconds:g} s; they were taken for hung"), False)
+            rank = pipes[heard[0]]  # type: ignore[index]
+            message = rank.receive()
+            if isinstance(message, Ready):
+                rank.ready = True
+            return message
+
+    def _end(self, seconds: float) -> None:
+        """End all ranks: by themselves within `seconds`, else by force. None is left when this returns."""
+        deadline = time.monotonic() + seconds
+        for rank in self._ranks:
+            rank.process.join(max(0.0, deadline - time.monotonic()))
+        for rank in self._ranks:
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.join()
+            rank.pipe.close()
+            rank.lifeline.close()
+        self._ranks = []
+
+
+class _Rank:
+    """The parent's end of one rank process."""
+
+    def __init__(self, place: Place, options: Options) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.place = place
+        self.ready = False
+        self.pipe, theirs = context.Pipe()
+        rank_end, self.lifeline = context.Pipe(duplex=False)
+        self.process: SpawnProcess = context.Process(
+            target=rank_main, args=(place, options, theirs, rank_end), name=f"diptych rank {place.rank}", daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        rank_end.close()
+
+    def send(self, message: ToRank) -> None:
+        """A rank that is gone is found out by listening, not here."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(message)
+
+    def receive(self) -> FromRank:
+        pipe: Connection = self.pipe
+        try:
+            message: FromRank = pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(5.0)
+            return Failed(RankError(f"rank {self.place.rank} ended: {_death(self.process.exitcode)}"), whole=False)
+        return message
+
+
+def _death(status: int | None) -> str:
+    if status == -9:
+        return "killed by signal 9; the system's memory may have run out"
+    if status is not None and status < 0:
+        return f"killed by signal {-status}"
+    return f"exit status {status}"
