@@ -87,6 +87,17 @@ def test_the_thresholds_are_where_they_are_said_to_be(clip):
     replace(clip, audio=np.full_like(clip.audio, 1.01 * SILENCE)).check()
 
 
+def test_a_check_holds_no_second_copy_of_the_clip(make_clip):
+    import tracemalloc
+
+    clip = make_clip(frames=40, width=320, height=192)
+    tracemalloc.start()
+    clip.check()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < clip.frames.nbytes
+
+
 def test_a_failed_check_is_an_error_users_can_read(clip):
     assert issubclass(ClipError, UserError)
 

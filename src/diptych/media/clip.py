@@ -93,9 +93,8 @@ class Clip:
             raise ClipError("the clip has no frames.")
         if asked is not None:
             self._check_asked(asked)
-        spread = float(self.frames.std(dtype=np.float64))
+        level, spread = _level(self.frames)
         if spread < FLAT:
-            level = float(self.frames.mean(dtype=np.float64))
             raise ClipError(
                 f"the picture is flat: its values stay near {level:.0f} of 255 (standard deviation {spread:.2f}, "
                 f"below {FLAT:g})."
@@ -137,3 +136,11 @@ class Clip:
             f'<video controls loop{muted} width="{self.width}" height="{self.height}" '
             f'style="max-width: 100%; height: auto" src="data:video/mp4;base64,{data}"></video>'
         )
+
+
+def _level(frames: npt.NDArray[np.uint8]) -> tuple[float, float]:
+    """Mean and standard deviation of all values; frame by frame, since a float copy of a clip fills gigabytes."""
+    counts = sum(np.bincount(frame.ravel(), minlength=256) for frame in frames)
+    values = np.arange(256)
+    mean = np.average(values, weights=counts)
+    return float(mean), float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
