@@ -1,7 +1,8 @@
 """An engine without a model: clips of coloured stripes, made as fast or slowly, or as badly, as the prompt says.
 
 Words in the prompt steer it: `slow=0.2` sleeps that long in each step, `die=3` kills the process in step 3, `hang=2`
-stops telling anything in step 2, `boom` raises, `poison` sends what is no message, `flat` gives a flat picture,
+stops telling anything in step 2, `boom` raises, `poison` sends what is no message, `noise` fills the
+picture with noise, `flat` gives a flat picture,
 `short` cuts the sound, `small` gives another size, `refuse` refuses the request, `oom` runs out of memory, `deaf=1`
 ignores the wish to stop that long.
 Every finished step is written to the file named by DIPTYCH_TEST_STEPS, so that a test can count them.
@@ -57,7 +58,8 @@ class FakeEngine:
 
     def generate(self, request: ClipRequest, on_step: Any = None) -> Clip:
         asked = request.resolve(self.defaults)
-        words = dict(re.findall(r"(\w+)=([\d.]+)", request.prompt)) | dict.fromkeys(request.prompt.split(), "")
+        prompt = request.prompt[:200]
+        words = dict(re.findall(r"(\w+)=([\d.]+)", prompt)) | dict.fromkeys(prompt.split(), "")
         if "refuse" in words:
             raise RequestError("prompt", request.prompt, "something else")
         if "oom" in words:
@@ -103,6 +105,8 @@ class FakeEngine:
         audio = None
         if request.audio:
             audio = np.sin(np.arange(asked.samples, dtype=np.float32) * 0.06).astype(np.float32) * 0.5
+        if "noise" in words:
+            frames = np.random.default_rng(0).integers(0, 256, frames.shape, np.uint8)
         if "flat" in words:
             frames[:] = 7
         if "short" in words:

@@ -69,7 +69,8 @@ class Gate:
             self.service.metrics.answers.labels(str(status)).inc()
             seconds = time.monotonic() - started
             # Polling is no news.
-            level = logging.DEBUG if status < 400 and scope["method"] in ("GET", "HEAD") else logging.INFO
+            quiet = scope["method"] in ("GET", "HEAD") and status in (200, 206, 304, 503)
+            level = logging.DEBUG if quiet else logging.INFO
             log.log(level, "%s %s %d %.3f s", scope["method"], scope["path"], status, seconds)
 
     def _check(self, scope: Scope, headers: Headers) -> None:

@@ -15,6 +15,7 @@ _TYPES = {
 }
 
 WIRE_NAMES = {
+    "frames / fps": "num_frames / fps",
     "frames": "num_frames",
     "steps": "num_inference_steps",
     "guidance": "guidance_scale",
@@ -59,7 +60,7 @@ def invalid(param: str, value: object, accepted: str, code: str = "invalid_value
 def from_request_error(error: RequestError, code: str = "invalid_value") -> Problem:
     """400 from a refusal of `ClipRequest`, under the field's name on the wire."""
     name = WIRE_NAMES.get(error.field, error.field)
-    return Problem(400, code, str(RequestError(name, error.value, error.accepted)), name)
+    return Problem(400, code, str(RequestError(name, error.value, error.accepted)), name.split(" ")[0])
 
 
 def not_found(job_id: str) -> Problem:

@@ -76,7 +76,12 @@ def _serve(request: Request, file: IO[bytes], etag: str, media_type: str, name: 
     span = request.headers.get("range")
     if span is not None and request.headers.get("if-range", etag) == etag:
         match = _RANGE.fullmatch(span.strip())
-        if match is not None and (match[1] or match[2]):
+        # What is no valid range is as if it were not there.
+        if (
+            match is not None
+            and (match[1] or match[2])
+            and not (match[1] and match[2] and int(match[2]) < int(match[1]))
+        ):
             first, last = _bounds(match[1], match[2], size)
             if first > last:
                 file.close()
@@ -96,8 +101,6 @@ def _bounds(first: str, last: str, size: int) -> tuple[int, int]:
     if not first:
         count = int(last)
         return (max(size - count, 0), size - 1) if count else (1, 0)
-    if last and int(last) < int(first):
-        return 0, size - 1  # not a valid range: as if it were not there, so the whole file, as one part
     return int(first), min(int(last or size), size - 1)
 
 

@@ -205,7 +205,7 @@ def _frames(given: dict[str, Any], fps: float, default: int) -> int:
     if "seconds" in given:
         seconds = given["seconds"]
         if not 0 < seconds <= 509:
-            raise invalid("seconds", seconds, "a number of seconds above 0, at most 509 frames")
+            raise invalid("seconds", seconds, "seconds above 0, of at most 509 frames")
         from_seconds = round(seconds * fps)
         if asked is not None and abs(asked - from_seconds) > 2:
             text = f"num_frames that last as long ({from_seconds}), or only one of them"

@@ -58,12 +58,20 @@ def parse_json(data: bytes) -> dict[str, Any]:
     """A JSON object without repeated names, NaN or infinities. Raises `Problem`."""
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        text = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
-        raise Problem(400, "invalid_json", f"The body is not JSON that can be read: {text}.") from None
+    except RecursionError:
+        raise _no_json("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise _no_json("it is not UTF-8") from None
+    except ValueError as error:
+        text = str(error)
+        raise _no_json("a number has too many digits" if "digits" in text else text) from None
     if not isinstance(value, dict):
         raise Problem(400, "invalid_json", "The body is not a JSON object.")
     return value
+
+
+def _no_json(why: str) -> Problem:
+    return Problem(400, "invalid_json", f"The body is not JSON that can be read: {why}.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def check_image(data: bytes, settings: Settings) -> Reference:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
+    except Image.DecompressionBombError:
+        raise too_large(f"The image is too large; at most {settings.max_image_megapixels} megapixels.") from None
     except Exception:  # Pillow's readers raise anything at all on bytes that are no image
         raise _bad("input_reference is no JPEG, PNG or WebP image.") from None
     if width * height > settings.max_image_megapixels * 1_000_000:
@@ -127,7 +129,7 @@ def _from_url(url: str, settings: Settings, limit: int) -> bytes:
             host = None
         if host not in settings.allowed_media_domains or not scheme.startswith("https:"):
             raise _bad(
-                f"input_reference may not be fetched from {str(host)[:80]!r}: upload the image, or send a data: URL.",
+                f"input_reference may not be fetched from {(host or url)[:80]!r}: upload the image, or send a data: URL.",
                 "url_not_allowed",
             )
         return fetch(url, frozenset(settings.allowed_media_domains), limit)

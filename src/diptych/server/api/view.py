@@ -45,7 +45,7 @@ def video(job: Job, queue_position: int | None = None) -> dict[str, Any]:
         "task": "i2va" if spec["image"] else "t2va",
         **live(job, queue_position),
         "ignored_params": spec["ignored_params"],
-        "warnings": [*spec["warnings"], *outcome.get("notes", [])],
+        "warnings": [*spec["warnings"], *outcome.get("warnings", [])],
     }
 
 

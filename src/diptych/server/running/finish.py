@@ -11,11 +11,10 @@ from typing import Any
 import av
 
 from diptych.errors import ClipError, MediaError
-from diptych.media import mp4
+from diptych.media import mp4, sheets
 from diptych.media.clip import Clip
 from diptych.request import ResolvedRequest
 from diptych.server.running.messages import Run
-from diptych.server.running.pictures import sprite_sheet, thumbnail, waveform
 
 
 class OutputInvalid(Exception):  # noqa: N818 - an answer, not an error
@@ -38,10 +37,10 @@ def finish(clip: Clip, asked: ResolvedRequest, run: Run, index: int) -> dict[str
         raise OSError(getattr(error.__cause__, "errno", None) or errno.EIO, str(error)) from error
     check_file(path, asked)
     if index == 0:
-        thumbnail(clip).save(run.folder / "thumbnail.webp", quality=82)
-        sprite_sheet(clip).save(run.folder / "spritesheet.jpg", quality=82)
+        sheets.thumbnail(clip).save(run.folder / "thumbnail.webp", quality=82)
+        sheets.sprite_sheet(clip).save(run.folder / "spritesheet.jpg", quality=82)
         if clip.audio is not None:
-            waveform(clip.audio).save(run.folder / "waveform.png")
+            sheets.waveform(clip.audio).save(run.folder / "waveform.png")
     return clip.report
 
 
@@ -63,19 +62,19 @@ def check_file(path: Path, asked: ResolvedRequest) -> None:
                 raise OutputInvalid(f"The {track.type} track lasts {lasts:.3f} s instead of {seconds:.3f} s.")
 
 
-def write_result(folder: Path, reports: list[dict[str, Any]]) -> dict[str, Any]:
+def write_result(folder: Path, reports: list[dict[str, Any]], peak_mb: float | None) -> dict[str, Any]:
     """What a restart needs to complete the job without the engine: result.json, written last, and synced."""
     stages: dict[str, float] = {}
     for report in reports:
         for stage, seconds in (report.get("seconds") or {}).items():
             if isinstance(seconds, int | float):
                 stages[stage] = stages.get(stage, 0.0) + float(seconds)
-    peaks = [float(r["peak_memory_mb"]) for r in reports if r.get("peak_memory_mb")]
+    notes = sorted({str(note) for r in reports for note in r.get("notes", [])})
     result = {
         "inference_time_s": round(sum(stages.values()), 3),
         "stage_durations": {k: round(v, 3) for k, v in stages.items()},
-        "peak_memory_mb": max(peaks) if peaks else None,
-        "notes": sorted({str(note) for r in reports for note in r.get("notes", [])}),
+        "peak_memory_mb": peak_mb,
+        "warnings": [*(["prompt_truncated"] if any(n.startswith("prompt cut") for n in notes) else []), *notes],
         "metrics": {"outputs": reports},
     }
     with (folder / "result.json").open("w", encoding="utf-8") as file:

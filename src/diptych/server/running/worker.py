@@ -118,6 +118,7 @@ class Worker:
         """One job, from request to checked files; the answer says how it ended."""
         try:
             reports = []
+            _reset_peak()
             for index, seed in enumerate(run.seeds):
                 image = None if run.image is None else run.image.read_bytes()
                 request = ClipRequest(**run.request, seed=seed, image=image)
@@ -125,7 +126,7 @@ class Worker:
                 self._check(run)
                 self.say(Step(run.job, index, "mux", 0, 1, 0.0, None))
                 reports.append(finish(clip, request.resolve(engine.defaults), run, index))
-            result = write_result(run.folder, reports)
+            result = write_result(run.folder, reports, _peak_mb())
             self._check(run)
             return Finished(run.job, result)
         except Cancelled:
@@ -162,6 +163,20 @@ class Worker:
             self.say(Step(run.job, output, p.stage, p.done, p.total, p.seconds, p.left, picture))
 
         return report
+
+
+def _reset_peak() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_mb() -> float | None:
+    """GPU memory at its highest since `_reset_peak`, of this process: ranks in others count their own."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return round(torch.cuda.max_memory_allocated() / 1e6, 1)
 
 
 def about(engine: Engine) -> dict[str, Any]:
