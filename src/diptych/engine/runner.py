@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """Finished latents, channels last, float32, and how many forwards this rank ran."""
+    """Finished latents, channels last, float32, and how many forwards all lanes took together."""
 
     latents: Latents
     forwards: int
@@ -97,15 +97,14 @@ class Runner:
         return Job(first, tuple(lane.to("cpu") for lane in lanes), noise, first_frame), notes
 
     @torch.no_grad()
-    def denoise(self, job: Job, stages: Stages, after_step: Callable[[int], None] | None = None) -> Result:
-        """From noise to latents. `after_step` is called on every rank after each step; what it raises ends the job."""
+    def denoiser(self, job: Job) -> Denoiser:
+        """What gives the velocities of a job on this rank; all ranks build theirs together."""
         c, r, device = self.components, job.resolved, self.components.device
         model = c.transformer
-        schedule = schedule_for(c.scheduler_config, r.steps, r.request.sigma_grid)
         grid: Grid = model.grid(r.T, r.Y, r.X, r.A, tail=job.first_frame is not None, device=device)
-        lanes = [lane.to(device) for lane in job.lanes]
         attend, shard = self.sharing.split(grid.tokens)
-        denoiser = Denoiser(
+        lanes = [lane.to(device) for lane in job.lanes]
+        return Denoiser(
             model,
             attend,
             grid,
@@ -115,6 +114,13 @@ class Runner:
             shard,
             self.sharing.combine,
         )
+
+    @torch.no_grad()
+    def denoise(self, job: Job, stages: Stages, after_step: Callable[[int], None] | None = None) -> Result:
+        """From noise to latents. `after_step` is called on every rank after each step; what it raises ends the job."""
+        c, r, device = self.components, job.resolved, self.components.device
+        schedule = schedule_for(c.scheduler_config, r.steps, r.request.sigma_grid)
+        denoiser = self.denoiser(job)
         with stages.stage("denoise", r.steps) as advance:
 
             def on_step(index: int, clean: Callable[[], Latents]) -> None:

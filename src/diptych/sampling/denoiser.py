@@ -47,7 +47,7 @@ class Denoiser:
 
     contexts: the conditional lane, and with guidance the unconditional one.
     first_frame (B, Y, X, C): clean latents of the reference image, appended as the last frame of every forward.
-    forwards: how many forwards this rank ran, for the report.
+    forwards: how many were run so far, over all lanes, wherever they ran; for the report.
     """
 
     model: Transformer
@@ -66,6 +66,7 @@ class Denoiser:
         B = latents.video.shape[0]
         video = self._input(latents.video)
         times = timestep.to(video.device, torch.float32).expand(B)
+        self.forwards += len(self.contexts)
         lanes = [partial(self._forward, video, latents.audio, times, context) for context in self.contexts]
         return self.combine(lanes, self.guidance)
 
@@ -79,7 +80,6 @@ class Denoiser:
 
     def _forward(self, video: Tensor, audio: Tensor | None, times: Tensor, context: TextContext) -> Latents:
         model, grid = self.model, self.grid
-        self.forwards += 1
         modulations = model.modulations(times, context, audio=audio is not None)
         streams = model.embed(video, audio, context, grid, modulations, self.attend)
         streams = model.blocks(self._scatter(streams), self.attend)
