@@ -15,6 +15,8 @@ from tools.toyworld.tracks import Batch
 
 HARMONICS = ((1.0, 1.0), (2.0, 0.35), (3.0, 0.15))
 LOUDNESS = 0.25
+HOP = 512
+"""Samples of one mel frame."""
 BEEP_FRAMES = 6
 KNOCK_SECONDS = 0.06
 
@@ -80,37 +82,49 @@ def _polygon(px: Tensor, py: Tensor, outer: Tensor, points: int, depth: float) -
 
 
 def sounds(batch: dict[str, Tensor], fps: float = FPS) -> Tensor:
-    """Waveform (B, samples), float32: as many samples as the latents of that many frames stand for (44.1 kHz)."""
+    """Waveform (B, samples), float32: as many samples as the latents of that many frames stand for (44.1 kHz).
+
+    Everything starts, stops and changes on the borders of mel frames, where every tone passes zero.
+    """
     pitch = batch["pitch"]
     B, F = pitch.shape
     device = pitch.device
     samples = audio_latents(F, fps) * SAMPLES_PER_AUDIO_LATENT
-    seconds = torch.arange(samples, device=device, dtype=torch.float64) / AUDIO_RATE
-    frame = (seconds * fps).clamp(max=F - 1)
+    hops = samples // HOP
+    hop = torch.arange(hops, device=device)
+    frame = (hop * HOP / AUDIO_RATE * fps).clamp(max=F - 1)
     low = frame.floor().long().clamp(max=max(F - 2, 0))
-    part = (frame - low).float()
-    hertz = pitch[:, low] * (1 - part) + pitch[:, (low + 1).clamp(max=F - 1)] * part
-    cycles = torch.cumsum(hertz.double() / AUDIO_RATE, dim=1)
-    tone = sum(a * torch.sin(2 * math.pi * torch.remainder(k * cycles, 1.0)).float() for k, a in HARMONICS)
+    part = frame - low
+    steps = torch.round(pitch[:, low] * (1 - part) + pitch[:, (low + 1).clamp(max=F - 1)] * part)
+    inside = torch.arange(HOP, device=device) / HOP
+    cycles = steps[:, :, None] * inside
+    tone = sum(a * torch.sin(2 * math.pi * k * cycles) for k, a in HARMONICS)
     assert isinstance(tone, Tensor)
+    tone = tone.flatten(1)
 
-    attack = (seconds / 0.03).clamp(max=1).float()
-    in_beep = torch.remainder(seconds * fps, BEEP_FRAMES)
-    gate = (torch.minimum(in_beep, BEEP_FRAMES / 2 - in_beep) / 0.24).clamp(0, 1).float()
-    level = torch.zeros(B, samples, device=device)
+    seconds = torch.arange(samples, device=device) / AUDIO_RATE
+    attack = (seconds / 0.03).clamp(max=1)
+    hops_a_frame = AUDIO_RATE / fps / HOP
+    begin = [round(beep * BEEP_FRAMES * hops_a_frame) for beep in range(int(F / BEEP_FRAMES) + 2)]
+    last = max(i for i, b in enumerate(begin) if b < hops)
+    begins = torch.tensor(begin[: last + 1], device=device)
+    since = hop - begins[torch.searchsorted(begins, hop, right=True) - 1]
+    beep_seconds = (since[:, None] * HOP + torch.arange(HOP, device=device)).flatten() / AUDIO_RATE
+    beep_length = round(BEEP_FRAMES / 2 * hops_a_frame) * HOP / AUDIO_RATE
+    gate = (torch.minimum(beep_seconds, beep_length - beep_seconds) / 0.01).clamp(0, 1)
     kind = batch["sound"][:, None]
-    level = torch.where(kind == 0, attack, level)
-    level = torch.where(kind == 1, gate, level)
-    knock = torch.zeros_like(level)
-    click = torch.zeros_like(level)
+    level = torch.where(kind == 0, attack, torch.where(kind == 1, gate, 0.0))
+    knock = torch.zeros(B, samples, device=device)
+    click = torch.zeros_like(knock)
     for contact in batch["contacts"].unbind(1):
-        since = (seconds - (contact[:, None] / fps).double()).float()
-        on = (since >= 0) & (contact[:, None] >= 0)
-        decay = torch.exp(-since.clamp(min=0) / KNOCK_SECONDS) * (since / 0.002).clamp(0, 1)
-        knock = knock + torch.where(on, decay, 0.0)
+        onset = torch.round(contact * hops_a_frame) * (HOP / AUDIO_RATE)
+        after = seconds - onset[:, None]
+        on = (after >= 0) & (contact[:, None] >= 0)
+        after = after.clamp(min=0)
+        knock = knock + torch.where(on, torch.exp(-after / KNOCK_SECONDS) * (after / 0.002).clamp(max=1), 0.0)
         # A click of fixed shape: a fast falling chirp, the same at every contact.
-        sweep = torch.sin(2 * math.pi * 60.0 * torch.log1p(since.clamp(min=0) * 200.0))
-        click = click + torch.where(on, sweep * torch.exp(-since.clamp(min=0) / 0.004), 0.0)
+        sweep = torch.sin(2 * math.pi * 60.0 * torch.log1p(after * 200.0))
+        click = click + torch.where(on, sweep * torch.exp(-after / 0.004), 0.0)
     knocking = kind == 2
     level = torch.where(knocking, 1.6 * knock, level)
     return LOUDNESS * (level * tone + torch.where(knocking, 1.2 * click, 0.0))

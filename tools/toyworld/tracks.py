@@ -32,7 +32,7 @@ COMPANION_AT = {"left": (13.0, 10.0), "right": (83.0, 10.0)}
 
 @dataclass(frozen=True)
 class Track:
-    """One clip. x, y, radius, angle: (F,) pixels and radians; contacts: frames (fractional) of each touch of the floor."""
+    """One clip. x, y, radius, angle: (F,) pixels and radians; contacts: frames at which it touches the floor."""
 
     scene: Scene
     x: Array
@@ -169,7 +169,7 @@ def collate(tracks: Sequence[Track]) -> Batch:
 
 
 def _pitches(tracks: Sequence[Track]) -> Array:
-    """Hertz in every frame: the shape's own, moved by the height gained so far if it moves up or down."""
+    """Pitch in steps at every frame, before rounding: the shape's own, moved by height gained if it goes up or down."""
     rows = []
     for track in tracks:
         pitch = np.full(len(track.y), PITCH[track.scene.shape], np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,20 +109,79 @@ def resume(path: Path, model: nn.Module) -> Average | None:
     return average
 
 
-def adam(parameters: Iterable[Tensor], rate: float, decay: float = 0.0) -> torch.optim.Adam:
-    fused = torch.cuda.is_available()
-    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=decay, fused=fused)
+def adam(parameters: Iterable[Tensor], decay: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW whose rate is a tensor on the GPU, so that a captured step reads the rate of its moment."""
+    live = list(parameters)
+    gpu = live[0].is_cuda
+    rate = torch.zeros((), device=live[0].device) if gpu else 0.0
+    return torch.optim.AdamW(live, lr=rate, betas=(0.9, 0.99), weight_decay=decay, fused=gpu, capturable=gpu)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * group.get("share", 1.0))
+        else:
+            group["lr"] = rate * group.get("share", 1.0)
+
+
+Loss = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+class Step:
+    """Loss, gradients and update of one kind of batch; on a GPU recorded once and replayed, which hides the launches.
+
+    `loss` gets the batch and returns named scalars, of which "total" is minimised.
+    """
+
+    def __init__(self, loss: Loss, parameters: Iterable[Tensor], optimizers: list[torch.optim.Optimizer]) -> None:
+        self._loss, self._live, self._optimizers = loss, list(parameters), optimizers
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._held: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
+        self._record = self._live[0].is_cuda
+        self._calls = 0
+
+    def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self._record:
+            return self._run(batch)
+        self._calls += 1
+        if self._graph is None and self._calls <= 3:
+            if not self._held:
+                self._held = {k: v.clone() for k, v in batch.items()}
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                values = self._run(batch)
+            torch.cuda.current_stream().wait_stream(side)
+            return values
+        for name, value in batch.items():
+            self._held[name].copy_(value)
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            for parameter in self._live:
+                parameter.grad = None
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                self._values = self._run(self._held)
+            self._graph = graph
+        self._graph.replay()
+        return self._values
+
+    def _run(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        for parameter in self._live:
+            parameter.grad = None
+        values = self._loss(batch)
+        values["total"].backward()
+        nn.utils.clip_grad_norm_(self._live, 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        return {name: value.detach() for name, value in values.items()}
 
 
 def device() -> torch.device:
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
         return torch.device("cuda")
     return torch.device("cpu")

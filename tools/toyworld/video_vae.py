@@ -8,11 +8,12 @@ import torch
 from diffusers import AutoencoderKLHunyuanVideo
 from torch import Tensor
 
+from tools.toyworld.fast_vae import decode, encode
 from tools.toyworld.render import pictures
 from tools.toyworld.source import Pool, draw
-from tools.toyworld.training import Average, Budget, Log, adam, device, load_state, resume, save_state, set_rate
+from tools.toyworld.training import Average, Budget, Log, Step, adam, device, load_state, resume, save_state, set_rate
 
-KL_WEIGHT = 5e-4
+KL_WEIGHT = 1.5e-3
 WINDOW = 17
 """Frames of one window of diffusers' windowed encode and decode; the next one starts 12 frames later."""
 STRIDE = 12
@@ -27,39 +28,40 @@ def build(scaling_factor: float = 1.0) -> AutoencoderKLHunyuanVideo:
     )
 
 
-def windows_loss(vae: AutoencoderKLHunyuanVideo, frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Reconstruction of 29 or 25 frames through two neighbouring windows, exactly as diffusers cuts them.
+def windows_loss(vae: AutoencoderKLHunyuanVideo, frames: Tensor) -> dict[str, Tensor]:
+    """Reconstruction of 29 or 25 frames through two neighbouring windows, as diffusers cuts them, and of one image.
 
     The second window is decoded from latents of both encoder windows, and its first frame is dropped, so the decoder
-    learns the seam it will be used with. Returns reconstruction loss and mean KL per latent element.
+    learns the seam it will be used with. Reference images are encoded alone, so one frame of each clip is, too.
     """
-    first, second = frames[:, :, :WINDOW], frames[:, :, STRIDE:]
+    frames_bf = frames.bfloat16()
+    first, second = frames_bf[:, :, :WINDOW], frames_bf[:, :, STRIDE:]
+    B = len(frames)
     if second.shape[2] == WINDOW:
-        posterior = vae.encode(torch.cat([first, second])).latent_dist
-        z = posterior.sample()
-        z_first, z_second = z.chunk(2)
-        z_next = torch.cat([z_first[:, :, 3:5], z_second[:, :, 2:]], dim=2)
-        out_first, out_second = vae.decode(torch.cat([z_first, z_next])).sample.chunk(2)
-        kl = posterior.kl().mean() / z[0].numel()
+        mean, log_variance = encode(vae, torch.cat([first, second]))
+        z = _sample(mean, log_variance)
+        z_next = torch.cat([z[:B, :, 3:5], z[B:, :, 2:]], dim=2)
+        out_first, out_second = decode(vae, torch.cat([z[:B], z_next])).chunk(2)
     else:
-        posterior, other = vae.encode(first).latent_dist, vae.encode(second).latent_dist
-        z_first, z_second = posterior.sample(), other.sample()
-        z_next = torch.cat([z_first[:, :, 3:5], z_second[:, :, 2:]], dim=2)
-        out_first, out_second = vae.decode(z_first).sample, vae.decode(z_next).sample
-        kl = posterior.kl().mean() / z_first[0].numel()
+        mean, log_variance = encode(vae, first)
+        z, z_second = _sample(mean, log_variance), _sample(*encode(vae, second))
+        out_first = decode(vae, z)
+        out_second = decode(vae, torch.cat([z[:, :, 3:5], z_second[:, :, 2:]], dim=2))
     out = torch.cat([out_first, out_second[:, :, 1:]], dim=2)
-    return _distance(out, torch.cat([first, second[:, :, 1:]], dim=2)), kl
+    error = out.float() - torch.cat([frames[:, :, :WINDOW], frames[:, :, STRIDE + 1 :]], dim=2)
+    image = frames_bf[:, :, -1:]
+    image_error = decode(vae, _sample(*encode(vae, image))).float() - frames[:, :, -1:]
+    kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+    total = _distance(error) + 0.15 * _distance(image_error) + KL_WEIGHT * kl
+    return {"total": total, "mse": error.square().mean(), "image_mse": image_error.square().mean(), "kl": kl}
 
 
-def _distance(out: Tensor, target: Tensor) -> Tensor:
-    error = out.float() - target
+def _sample(mean: Tensor, log_variance: Tensor) -> Tensor:
+    return (mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)).bfloat16()
+
+
+def _distance(error: Tensor) -> Tensor:
     return error.abs().mean() + 5 * error.square().mean()
-
-
-def image_loss(vae: AutoencoderKLHunyuanVideo, frames: Tensor) -> Tensor:
-    """Reconstruction of single frames: reference images are encoded alone."""
-    z = vae.encode(frames).latent_dist.sample()
-    return _distance(vae.decode(z).sample, frames)
 
 
 @torch.no_grad()
@@ -88,33 +90,27 @@ def train(out: Path, seconds: float, batch: int, state: Path | None = None, rate
     vae = build().to(place)
     average = (resume(state, vae) if state else None) or Average(vae, 0.998)
     average.decay = 0.998
-    optimizer = adam(vae.parameters(), rate)
-    budget, log, step = Budget(seconds), Log(out / "video.jsonl"), 0
+    optimizer = adam(vae.parameters())
+    steps = [Step(lambda batch: windows_loss(vae, batch["frames"]), vae.parameters(), [optimizer]) for _ in range(2)]
+    log = Log(out / "video.jsonl")
     picks = torch.Generator().manual_seed(seed)
-    report_every = 100 if place.type == "cuda" else 2
+    report_every = 200 if place.type == "cuda" else 2
+    budget, step = Budget(seconds), 0
     while not budget.over:
-        frames = pictures(next(clips))
-        length = 25 if step % 5 == 4 else 29
+        length, part = (25, 1) if step % 5 == 4 else (29, 0)
         start = int(torch.randint(49 - length + 1, (1,), generator=picks))
+        frames = pictures(next(clips))[:, :, start : start + length]
         set_rate(optimizer, rate * budget.rate(step))
-        with torch.autocast(place.type, torch.bfloat16):
-            rebuilt, kl = windows_loss(vae, frames[:, :, start : start + length])
-            single = image_loss(vae, frames[:, :, start + length - 1 :][:, :, :1])
-        loss = rebuilt + 0.15 * single + KL_WEIGHT * kl
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
+        values = steps[part]({"frames": frames})
         average.update(step)
         if step % report_every == 0:
-            values = {"loss": float(rebuilt.detach()), "image": float(single.detach()), "kl": float(kl.detach())}
-            log(stage="video", step=step, seconds=budget.spent, **values)
+            log(stage="video", step=step, seconds=budget.spent, **{k: float(v) for k, v in values.items()})
         if step % 1000 == 999:
             save_state(out / "video.safetensors", vae, average)
         step += 1
     average.swap()
     vae.eval()
-    count = 64 if place.type == "cuda" else 2
+    count = 32 if place.type == "cuda" else 2
     log(stage="video", step=step, psnr=psnr(vae, count, place), deviation=latent_deviation(vae, count, place))
     average.swap()
     save_state(out / "video.safetensors", vae, average)

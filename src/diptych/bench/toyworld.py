@@ -41,10 +41,13 @@ BACKGROUND_COLORS: dict[str, tuple[float, float, float]] = {
     "teal": (0.08, 0.45, 0.48),
     "beige": (0.80, 0.70, 0.52),
 }
-PITCH = {"circle": 440.0, "square": 440 * 2 ** (5 / 12), "triangle": 440 * 2 ** (10 / 12), "star": 440 * 2 ** (15 / 12)}
-"""Hertz, five semitones apart, so that neighbours never meet within the half octave that height adds."""
+PITCH_STEP = 44_100 / 512
+"""Hertz, one period a mel frame. Every pitch is a multiple of it, so that a steady tone is a steady mel picture: from
+any other, a vocoder, which sees mel frames only, could not make a steady tone."""
+PITCH = {"circle": 5, "square": 7, "triangle": 9, "star": 12}
+"""The pitch of each shape in steps: 431, 603, 775 and 1034 Hz, four to six semitones apart."""
 PIXELS_PER_OCTAVE = 60.0
-"""Rising by so many pixels doubles the pitch of a shape that moves up or down."""
+"""Rising by so many pixels doubles the pitch of a shape that moves up or down, rounded to whole steps."""
 
 Motion = Literal["left", "right", "up", "down", "bouncing", "orbiting", "growing", "shrinking", "spinning", "still"]
 MOTIONS: tuple[Motion, ...] = (
@@ -86,6 +89,11 @@ class Scene:
     def held_out(self) -> bool:
         """One combination in twelve is never shown in training, whatever the companion."""
         return zlib.crc32(self.key.encode()) % 12 == 0
+
+
+def steps_at(shape: str, risen: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """Pitch in steps of a shape that moves up or down, by the pixels that it has risen since the first frame."""
+    return np.rint(PITCH[shape] * 2 ** (risen / PIXELS_PER_OCTAVE)).astype(np.int64)
 
 
 @cache
