@@ -14,7 +14,7 @@ from diptych.errors import CheckpointError
 from diptych.model.catalogue import CATALOGUE, OnBytes, Snapshot, fetch, hub_id
 from diptych.model.config import TransformerConfig
 from diptych.model.headers import read_json
-from diptych.model.inventory import CLASSES, Component, check_transformer, read_component
+from diptych.model.inventory import CLASSES, Component, check_transformer, read_component, vocoder_inside
 from diptych.request import AUDIO_RATE, SAMPLES_PER_AUDIO_LATENT, ClipDefaults
 
 PIPELINE = "Kandinsky6TI2VAPipeline"
@@ -73,12 +73,17 @@ class Checkpoint:
         index = read_json(root / "model_index.json")
         if index.get("_class_name") != PIPELINE:
             raise CheckpointError(f"{root} holds a {index.get('_class_name')}; only a {PIPELINE} can be run")
-        absent = [part for part in _SOUND if not (index.get(part) or [None])[0]]
+        silent = any(not (index.get(part) or [None])[0] for part in _SOUND)
         components: dict[str, Component] = {}
         for part in CLASSES:
             held = [Path(f).name for f in snapshot.files if Path(f).parent.as_posix() == part]
-            if part in absent or (part == "vocoder" and not held and _vocoder_inside(components.get("audio_vae"))):
+            if part in _SOUND and silent:
                 continue
+            if part == "vocoder" and not any(name.endswith(".safetensors") for name in held):
+                inside = vocoder_inside(root / part, components["audio_vae"])
+                if inside is not None:
+                    components[part] = inside
+                    continue
             if not held:
                 raise CheckpointError(f"{root} has no folder {part}, or nothing is in it")
             components[part] = read_component(part, held, snapshot, str((index.get(part) or [None, None])[-1]))
@@ -179,10 +184,6 @@ class Checkpoint:
             "bytes": sum(p.nbytes for p in self.components.values()),
             "components": parts,
         }
-
-
-def _vocoder_inside(audio_vae: Component | None) -> bool:
-    return audio_vae is not None and any(name.startswith("vocoder.") for name in audio_vae.tensors)
 
 
 def _check_agreement(c: Checkpoint) -> None:

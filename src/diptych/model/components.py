@@ -56,15 +56,10 @@ def load_vocoder(
     """
     from diffusers import MMAudioVocoder
 
-    if "vocoder" in checkpoint.components:
-        return _diffusers(MMAudioVocoder, checkpoint["vocoder"], device, dtype, on_bytes)
-    inside = checkpoint["audio_vae"]
-    part = Component("vocoder", inside.folder, "MMAudioVocoder", {}, inside.files, inside.tensors)
+    def rename(name: str) -> str:
+        return name.removeprefix("vocoder.")
 
-    def rename(name: str) -> str | None:
-        return name.removeprefix("vocoder.") if name.startswith("vocoder.") else None
-
-    return _diffusers(MMAudioVocoder, part, device, dtype, on_bytes, rename)
+    return _diffusers(MMAudioVocoder, checkpoint["vocoder"], device, dtype, on_bytes, rename)
 
 
 def load_text_encoder(

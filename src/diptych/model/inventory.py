@@ -89,6 +89,18 @@ def read_component(name: str, held: list[str], snapshot: Snapshot, named: str) -
     return Component(name, folder, class_name, config, tuple(files), tensors)
 
 
+def vocoder_inside(folder: Path, audio_vae: Component) -> Component | None:
+    """The vocoder whose weights stand in `audio_vae` only, as `vocoder.*`; `None` if they do not.
+
+    Its config is in `folder`, or that of the released vocoder, which are the class's defaults.
+    """
+    tensors = {name: tensor for name, tensor in audio_vae.tensors.items() if name.startswith("vocoder.")}
+    if not tensors:
+        return None
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return Component("vocoder", audio_vae.folder, "MMAudioVocoder", config, audio_vae.files, tensors)
+
+
 def check_transformer(part: Component, config: TransformerConfig) -> None:
     """Raises `CheckpointError` for a tensor that is unknown, missing, stored twice or not of the config's shape."""
     expected = transformer_keys(config)

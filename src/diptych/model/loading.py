@@ -114,18 +114,30 @@ def stream(
 
     Each file is opened once if `wanted` is in the order of the files.
     """
-    pairs = list(wanted)
-    total, done = sum(t.nbytes for _, t in pairs), 0
+    pairs = [(name, stored, dtypes(name, stored.dtype)) for name, stored in wanted]
+    total, done = sum(stored.nbytes for _, stored, _ in pairs), 0
     device = torch.device(device)
+    # One buffer for all that is cast: a fresh one each time would leave a hole in the heap beside every result.
+    cast = [stored.nbytes for _, stored, dtype in pairs if dtype != stored.dtype]
+    scratch = torch.empty(max(cast, default=0), dtype=torch.uint8, device=device)
     staging = _Staging() if device.type == "cuda" else None
     opened: tuple[Path, BinaryIO] | None = None
     try:
-        for name, stored in pairs:
+        for name, stored, dtype in pairs:
             if opened is None or opened[0] != stored.file:
                 if opened is not None:
                     opened[1].close()
                 opened = stored.file, stored.file.open("rb", buffering=0)
-            yield name, _tensor(opened[1], stored, device, staging).to(dtypes(name, stored.dtype))
+            if dtype == stored.dtype:
+                tensor = torch.empty(stored.shape, dtype=dtype, device=device)
+            else:
+                tensor = scratch[: stored.nbytes].view(stored.dtype).reshape(stored.shape)
+            raw = tensor.reshape(-1).view(torch.uint8)
+            if staging is None:
+                _read(opened[1], stored, raw, 0)
+            else:
+                staging.read(opened[1], stored, raw)
+            yield name, tensor.to(dtype)
             done += stored.nbytes
             if on_bytes is not None:
                 on_bytes(done, total)
@@ -134,16 +146,6 @@ def stream(
     finally:
         if opened is not None:
             opened[1].close()
-
-
-def _tensor(file: BinaryIO, stored: StoredTensor, device: torch.device, staging: _Staging | None) -> Tensor:
-    tensor = torch.empty(stored.shape, dtype=stored.dtype, device=device)
-    raw = tensor.reshape(-1).view(torch.uint8)
-    if staging is None:
-        _read(file, stored, raw, 0)
-    else:
-        staging.read(file, stored, raw)
-    return tensor
 
 
 class _Staging:

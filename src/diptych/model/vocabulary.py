@@ -60,7 +60,7 @@ class BytePairs:
         self._tokens = dict.fromkeys(alphabet + ([symbol + end for symbol in alphabet] if end else []))
 
     def add(self, word: str) -> None:
-        """Make `word` one token, unless `add_split` stands against it."""
+        """Make `word` one token, unless it is one that `add_split` keeps in two."""
         self._merge_all([*_symbols(word)[:-1], _symbols(word)[-1] + self._end])
 
     def add_split(self, left: str, right: str) -> None:
@@ -80,9 +80,9 @@ class BytePairs:
 
     def _merge_all(self, symbols: list[str]) -> str:
         pieces = self._apply(symbols)
-        while len(pieces) > 1 and (pieces[0], pieces[1]) not in self._apart:
-            self._rank[pieces[0], pieces[1]] = len(self._rank)
-            self._tokens.setdefault(pieces[0] + pieces[1])
+        while free := [pair for pair in pairwise(pieces) if pair not in self._apart]:
+            self._rank[free[0]] = len(self._rank)
+            self._tokens.setdefault("".join(free[0]))
             pieces = self._apply(symbols)
         return pieces[0]
 
