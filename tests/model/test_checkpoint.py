@@ -145,7 +145,7 @@ def cut_a_shard(folder: Path) -> None:
 def lie_in_the_index(folder: Path) -> None:
     index = shard(folder, "transformer", "diffusion_pytorch_model")
     values = json.loads(index.read_text())
-    values["weight_map"][TYPES] = "diffusion_pytorch_model-00001-of-00003.safetensors"
+    values["weight_map"][LATE] = "diffusion_pytorch_model-00001-of-00003.safetensors"
     index.write_text(json.dumps(values))
 
 
@@ -162,7 +162,7 @@ def store_in_two_shards(folder: Path) -> None:
 
 
 BIAS = "out_layer.out_layer.bias"
-TYPES = "visual_token_type_embeddings.weight"
+LATE = "visual_transformer_blocks.2.video_dec_block.visual_modulation.out_layer.bias"
 BROKEN = {
     "empty folder": (lambda f: [shutil.rmtree(f), f.mkdir()], r"is no checkpoint: it has no model_index.json"),
     "no folder": (shutil.rmtree, r"does not exist$"),
@@ -218,7 +218,7 @@ BROKEN = {
     ),
     "a lost shard": (lose_a_shard, r"-00002-of-00003.safetensors is missing, and .*index.json names it$"),
     "a truncated shard": (cut_a_shard, r"model-00002-of-00003.safetensors is truncated: it holds 50000 of"),
-    "an index that lies": (lie_in_the_index, rf"-00001-of-00003.safetensors does not hold tensor {TYPES}"),
+    "an index that lies": (lie_in_the_index, rf"-00001-of-00003.safetensors does not hold tensor {LATE}"),
     "shards without index": (lose_the_index, r"transformer holds 3 .safetensors files and no index"),
     "a tensor in two shards": (store_in_two_shards, r"-00003-of-.* holds tensor \S+, and so does .*-00001-of-"),
     "a missing tensor": (lambda f: drop(f, BIAS), rf"transformer: tensor {BIAS} is missing from {SINGLE}$"),
