@@ -110,10 +110,11 @@ def _one_sentence(repo: str, revision: str | None) -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         raise CheckpointError(f"{repo} is not on the hub, or is private and HF_TOKEN does not open it") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
         if constants.HF_HUB_OFFLINE:
             why = "and HF_HUB_OFFLINE forbids to download it"
         else:
-            why = "and the hub cannot be reached"
+            why = f"and the hub answers with status {status}" if status else "and the hub cannot be reached"
         raise CheckpointError(f"{repo}{at} is not complete in the local cache, {why}") from error
     except errors.HFValidationError:
         raise CheckpointError(f"{repo} is not a name a hub repository can have") from None
