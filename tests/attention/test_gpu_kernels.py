@@ -1,0 +1,67 @@
+"""Every kernel that runs on this GPU: output, log-sum-exp, masks and grouped heads against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import assert_close, attention
+
+from diptych.attention import KERNELS, LocalAttend, Role, unified_attention
+from diptych.attention.kernels import need_of
+from diptych.attention.place import Place
+from diptych.attention.plan import Plan
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+pytestmark = pytest.mark.gpu
+
+ON_GPU = [kernel for kernel in KERNELS if kernel.device in (None, "cuda")]
+
+
+def tensors(dtype: torch.dtype, kv_heads: int, head_dim: int, queries: int, keys: int) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = (queries, 4), (keys, kv_heads), (keys, kv_heads)
+    return [torch.randn(2, n, h, head_dim, device="cuda", generator=generator).to(dtype) for n, h in shapes]
+
+
+@pytest.mark.parametrize("kernel", ON_GPU, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("queries", "keys"), [(130, 257), (1, 77), (225, 33)])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("masked", [False, True])
+def test_equals_the_reference(kernel, dtype, head_dim, queries, keys, kv_heads, masked) -> None:
+    q, k, v = tensors(dtype, kv_heads, head_dim, queries, keys)
+    mask = None
+    if masked:
+        mask = torch.rand(2, keys, device="cuda") > 0.5
+        mask[0, : keys // 2] = False
+        mask[1] = False
+    if kernel.refusal(need_of(q, k, mask, True)) is not None:
+        pytest.skip("says that it cannot")
+    out, lse = kernel.with_lse(q, k, v, mask)
+    assert_close(out.cpu(), lse.cpu(), tuple(x.cpu() for x in attention(q, k, v, mask)), v, dtype)
+    alone = kernel(q, k, v, mask)
+    assert torch.equal(alone, out)
+
+
+@pytest.mark.parametrize("name", list(dict.fromkeys(kernel.name for kernel in ON_GPU)))
+def test_compiles_whole(name: str) -> None:
+    q, k, v = tensors(torch.bfloat16, 4, 64, 130, 130)
+
+    def run(q, k, v):
+        attended = unified_attention(q, k, v, Plan(Place(), (130,)), kernel=name, return_lse=True)
+        return attended.out_BsHK, attended.lse_BsH
+
+    out, lse = torch.compile(run, fullgraph=True)(q, k, v)
+    assert_close(out.cpu(), lse.cpu(), tuple(x.cpu() for x in attention(q, k, v)), v, torch.bfloat16)
+
+
+def test_strided_input_is_taken_as_it_is() -> None:
+    """Heads and tokens often arrive as views: of a fused projection, of an exchange."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    qkv = torch.randn(2, 100, 3, 4, 64, device="cuda", generator=generator).bfloat16()
+    q, k, v = qkv.unbind(2)
+    for kernel in ON_GPU:
+        out, lse = LocalAttend(kernel.name).with_lse(Role.VISUAL_SELF, q, k, v)
+        assert_close(out.cpu(), lse.cpu(), tuple(x.cpu() for x in attention(q, k, v)), v, torch.bfloat16)
