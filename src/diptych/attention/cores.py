@@ -7,6 +7,7 @@ masked the result is undefined here and settled by the caller.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -114,12 +115,25 @@ def _import_fa3() -> tuple[Any, tuple[torch.dtype, ...]]:
 _fa3_func, fa3_dtypes = _import_fa3()
 
 
+def fa3_splits(q_shape: Sequence[int]) -> int:
+    """1: every block of 128 queries walks over all keys. More: the keys are split among idle processors; 0: as
+    FlashAttention-3 thinks best, which a compiler cannot trace.
+
+    225 audio queries on 51,840 video keys fill a quarter of an H200: 0.67 ms whole, 0.28 ms split.
+    """
+    B, S, H, _ = q_shape
+    if B * H * -(-S // 128) >= 128:
+        return 1
+    return 4 if torch.compiler.is_compiling() else 0
+
+
 def _fa3(
     q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
+    splits = fa3_splits(q_BSHK.shape)
     if not lse:
-        return _fa3_func(q_BSHK, k_BSHK, v_BSHK), None
-    out_BSHK, lse_BHS = _fa3_func(q_BSHK, k_BSHK, v_BSHK, return_attn_probs=True)
+        return _fa3_func(q_BSHK, k_BSHK, v_BSHK, num_splits=splits), None
+    out_BSHK, lse_BHS = _fa3_func(q_BSHK, k_BSHK, v_BSHK, num_splits=splits, return_attn_probs=True)
     return out_BSHK, lse_BHS.transpose(1, 2)
 
 

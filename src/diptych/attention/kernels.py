@@ -52,6 +52,7 @@ class Kernel:
 
     head_dim_step, head_dim_max: K must be a multiple of the one and at most the other.
     least: fewest queries and keys, where there are any; usable: whether this very device has what the kernel needs.
+    best_from: fewest keys with which it is the fastest; with fewer, `"auto"` prefers the next that can.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Kernel:
     head_dim_step: int = 1
     head_dim_max: int | None = None
     least: int = 0
+    best_from: int = 0
     usable: Callable[[torch.device], bool] | None = None
 
     def refusal(self, need: Need) -> str | None:
@@ -128,14 +130,14 @@ def need_of(q_BSHK: Tensor, k_BSHK: Tensor, key_mask_BS: Tensor | None, lse: boo
 
 
 def pick(name: str, need: Need) -> Kernel:
-    """The kernel called `name`; `"auto"`: the fastest that can, in the order of `KERNELS`.
+    """The kernel called `name`; `"auto"`: the fastest that can, in the order of `KERNELS` but for `best_from`.
 
     Raises `KernelError` for an unknown name, or for a kernel that cannot serve `need`, naming one that can.
     """
     able = [kernel for kernel in KERNELS if kernel.refusal(need) is None]
     if name == "auto":
         assert able, f"sdpa-math serves every call, but not {need}"
-        return able[0]
+        return next((kernel for kernel in able if need.keys >= kernel.best_from), able[0])
     for kernel in able:
         if kernel.name == name:
             return kernel
@@ -171,7 +173,19 @@ _SINGLE = (*_HALF, torch.float32)
 _ALL = (*_SINGLE, torch.float64)
 
 _FA3 = (
-    [Kernel("fa3", "cuda", fa3_dtypes, fa3, mask=False, head_dim_step=8, head_dim_max=256, usable=is_hopper)]
+    [
+        Kernel(
+            "fa3",
+            "cuda",
+            fa3_dtypes,
+            fa3,
+            mask=False,
+            head_dim_step=8,
+            head_dim_max=256,
+            best_from=1024,  # measured on an H200: 51,840 queries on 200 keys take it 0.71 ms, cuDNN 0.52 ms
+            usable=is_hopper,
+        )
+    ]
     if fa3 is not None
     else []
 )

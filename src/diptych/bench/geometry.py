@@ -1,4 +1,4 @@
-"""What is benchmarked: a model by name, a clip by its size, and random weights of the real shapes made on the device."""
+"""What is benchmarked: a model by name, a clip by its size, and random weights made on the device."""
 
 from __future__ import annotations
 
