@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from diptych.codecs.text import DEFAULT_NEGATIVE, TextEncoder, negative_or_default
 from diptych.errors import CheckpointError
 from diptych.model.template import PREFIX_TOKENS, PROMPT_TEMPLATE
+from diptych.model.vocabulary import qwen_tokenizer
 
 SHORT = "a red ball"
 LONG = "a red ball rolling over the snow under a yellow moon, a dog runs after it, loud bells ring in the distance"
@@ -102,6 +103,15 @@ def test_ordinary_prompts_get_stock_token_ids(pipeline, encoder, prompt):
 def test_awkward_prompts_get_stock_token_ids(pipeline, encoder, prompt):
     assert encoder._prompt_ids(prompt) == stock_ids(pipeline, prompt)
     assert encoder.count(prompt) == len(stock_ids(pipeline, prompt)) - PREFIX_TOKENS
+
+
+@pytest.mark.parametrize("prompt", ["\n", "\nred", "\n\n red", "red\n\n"])
+def test_a_prompt_may_share_a_token_with_the_template(prompt):
+    """In the released vocabulary two line feeds are one token, so the one that the template ends with joins in."""
+    tokenizer = qwen_tokenizer(["red", "\n\n"])
+    assert len(tokenizer("\n\n").input_ids) == 1
+    encoder = TextEncoder(tokenizer, None, None, None)
+    assert encoder._prompt_ids(prompt) == tokenizer(PROMPT_TEMPLATE.format(prompt)).input_ids
 
 
 @pytest.mark.parametrize(

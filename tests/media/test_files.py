@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -13,12 +14,28 @@ from diptych.media.files import check_writable, replacing
 def test_a_file_appears_only_when_it_is_complete(tmp_path):
     target = tmp_path / "out.bin"
     target.write_bytes(b"old")
+    reader = target.open("rb")
     with replacing(target) as path:
         assert path.parent == tmp_path, "beside the target: a rename must not cross file systems"
         path.write_bytes(b"new")
         assert target.read_bytes() == b"old"
     assert target.read_bytes() == b"new"
+    with reader:
+        assert reader.read() == b"old", "whoever reads the old file reads it to its end"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    target, synced = tmp_path / "out.bin", []
+
+    def fsync(descriptor, sync=os.fsync):
+        sync(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, target.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with replacing(target) as path:
+        path.write_bytes(b"new")
+    assert synced == [(target.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError, SystemExit])

@@ -86,10 +86,10 @@ def test_a_transparent_palette_is_laid_on_white():
 
 
 def test_sixteen_bits_are_scaled_not_clipped():
-    grey = Image.fromarray(np.array([[0, 257 * 100, 65535]], dtype=np.uint16))
+    grey = Image.fromarray(np.array([[0, 257 * 100, 257 * 200, 65535]], dtype=np.uint16))
     for kind in ("PNG", "TIFF"):
         image = load_image(encoded(grey, kind))
-        assert [image.getpixel((x, 0))[0] for x in range(3)] == [0, 100, 255]
+        assert [image.getpixel((x, 0))[0] for x in range(4)] == [0, 100, 200, 255]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "LAB", "HSV"])

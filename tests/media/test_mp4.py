@@ -191,10 +191,19 @@ def test_files_that_cannot_be_read_are_one_sentence(clip, tmp_path, make_clip):
         (text, "not a video"),
         (headless, "not a video|no video"),
         (sound, "holds no video"),
-        (cut, "cut short after|damaged"),
+        (cut, "cut short|damaged"),
     ):
         with pytest.raises(MediaError, match=why):
             read_clip(path)
+
+
+def test_a_file_that_ends_between_two_frames_is_cut_short(tmp_path, make_clip):
+    path = write(tmp_path / "clip.mp4", make_clip(frames=60, audio=False))
+    with av.open(str(path)) as container:
+        ends = sorted(packet.pos + packet.size for packet in container.demux(video=0) if packet.size)
+    path.write_bytes(path.read_bytes()[: ends[30]])
+    with pytest.raises(MediaError, match=r"cut short, \d\d of 60 frames are there"):
+        read_clip(path)
 
 
 def left_behind(folder):
@@ -270,6 +279,8 @@ def test_the_same_clip_is_the_same_file(tmp_path, make_clip, width):
     clip = make_clip(width=width)
     first = write(tmp_path / "a.mp4", clip).read_bytes()
     assert all(write(tmp_path / "b.mp4", clip).read_bytes() == first for _ in range(8))
+    # Chance may hide the fault of x264 that is avoided on narrow pictures; the settings that it writes do not.
+    assert (b"mbtree=0" if width < 128 else b"mbtree=1") in first
 
 
 def test_a_lower_rate_factor_is_nearer_and_larger(clip, tmp_path):

@@ -64,7 +64,6 @@ def _encode(path: Path, clip: Clip, x264: dict[str, str]) -> None:
         video = container.add_stream("libx264", rate=rate, options=x264)
         video.width, video.height, video.pix_fmt = clip.width, clip.height, "yuv420p"
         context = video.codec_context
-        context.time_base = 1 / rate
         context.color_range = ColorRange.MPEG
         context.colorspace = Colorspace.ITU709
         context.color_primaries = ColorPrimaries.BT709
