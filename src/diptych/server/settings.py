@@ -166,7 +166,8 @@ class Settings(BaseSettings):
             raise ValueError(f"gpus: {self.gpus} cannot be divided evenly among {self.replicas} replicas")
         if not self.replicas and not self.database:
             raise ValueError("replicas: 0 needs a database that other hosts share")
-        if not _is_loopback(self.host) and not self.insecure and not self.keys():
+        keys = self.keys()
+        if not _is_loopback(self.host) and not self.insecure and not keys:
             raise ValueError(f"host: {self.host} is reached by others; set an api_key, or insecure if you must")
         return self
 

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-SIDE = 256
-PICTURES = 12
+SIDE = 128
+PICTURES = 10
 LONG_SIDE = 384
 
 
