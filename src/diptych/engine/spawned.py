@@ -21,6 +21,8 @@ from diptych.engine.progress import OnProgress
 from diptych.engine.ranks import Place, RankError, rank_main
 from diptych.media.clip import Clip
 
+START_SECONDS = 300.0
+"""How long ranks may be silent while they start: importing and connecting say nothing."""
 CLOSE_SECONDS = 10.0
 """How long ranks get to end by themselves."""
 
@@ -98,17 +100,17 @@ class Spawned:
 
     def _listen(self) -> FromRank:
         pipes = {rank.pipe: rank for rank in self._ranks}
-        deadline = time.monotonic() + self._options.step_timeout.total_seconds()
-        while True:
-            heard = wait(list(pipes), max(0.0, deadline - time.monotonic()))
-            if not heard:
-                seconds = self._options.step_timeout.total_seconds()
-                return Failed(RankError(f"no rank said anything for {seconds:g} s; they were taken for hung"), False)
-            rank = pipes[heard[0]]  # type: ignore[index]
-            message = rank.receive()
-            if isinstance(message, Ready):
-                rank.ready = True
-            return message
+        seconds = self._options.step_timeout.total_seconds()
+        if not all(rank.ready for rank in self._ranks):
+            seconds = max(seconds, START_SECONDS)
+        heard = wait(list(pipes), seconds)
+        if not heard:
+            return Failed(RankError(f"no rank said anything for {seconds:g} s; they were taken for hung"), False)
+        rank = pipes[heard[0]]  # type: ignore[index]
+        message = rank.receive()
+        if isinstance(message, Ready):
+            rank.ready = True
+        return message
 
     def _end(self, seconds: float) -> None:
         """End all ranks: by themselves within `seconds`, else by force. None is left when this returns."""
