@@ -25,12 +25,13 @@ from diptych.attention.cores import (
     is_hopper,
     math,
 )
+from diptych.attention.fp8 import fa3_fp8
 from diptych.errors import KernelError
 
 NO_KEY = -1e30
 """The log-sum-exp of a query without any visible key: weight 0 beside every other, and no NaN beside its like."""
 
-KernelName = Literal["auto", "fa3", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"]
+KernelName = Literal["auto", "fa3", "fa3-fp8", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"]
 
 
 class Need(NamedTuple):
@@ -53,6 +54,7 @@ class Kernel:
     head_dim_step, head_dim_max: K must be a multiple of the one and at most the other.
     least: fewest queries and keys, where there are any; usable: whether this very device has what the kernel needs.
     best_from: fewest keys with which it is the fastest; with fewer, `"auto"` prefers the next that can.
+    exact: False for an approximation, which `"auto"` never takes.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Kernel:
     head_dim_max: int | None = None
     least: int = 0
     best_from: int = 0
+    exact: bool = True
     usable: Callable[[torch.device], bool] | None = None
 
     def refusal(self, need: Need) -> str | None:
@@ -136,8 +139,9 @@ def pick(name: str, need: Need) -> Kernel:
     """
     able = [kernel for kernel in KERNELS if kernel.refusal(need) is None]
     if name == "auto":
-        assert able, f"sdpa-math serves every call, but not {need}"
-        return next((kernel for kernel in able if need.keys >= kernel.best_from), able[0])
+        exact = [kernel for kernel in able if kernel.exact]
+        assert exact, f"sdpa-math serves every call, but not {need}"
+        return next((kernel for kernel in exact if need.keys >= kernel.best_from), exact[0])
     for kernel in able:
         if kernel.name == name:
             return kernel
@@ -148,8 +152,9 @@ def pick(name: str, need: Need) -> Kernel:
 def check_name(name: str) -> None:
     """Raises `KernelError` if no kernel of that name exists here (`fa3` only where its package is installed)."""
     known = ["auto", *dict.fromkeys(kernel.name for kernel in KERNELS)]
-    if name == "fa3" and name not in known:
-        raise KernelError(f"attention kernel fa3 needs the package fa3-fwd, which is not installed; use {_or(known)}.")
+    if name in ("fa3", "fa3-fp8") and name not in known:
+        wants = "needs the package fa3-fwd, which is not installed"
+        raise KernelError(f"attention kernel {name} {wants}; use {_or(known)}.")
     if name not in known:
         raise KernelError(f"attention kernel {name!r} does not exist; use {_or(known)}.")
 
@@ -184,7 +189,18 @@ _FA3 = (
             head_dim_max=256,
             best_from=1024,  # measured on an H200: 51,840 queries on 200 keys take it 0.71 ms, cuDNN 0.52 ms
             usable=is_hopper,
-        )
+        ),
+        Kernel(
+            "fa3-fp8",
+            "cuda",
+            (torch.bfloat16,),
+            fa3_fp8,
+            mask=False,
+            head_dim_step=64,
+            head_dim_max=128,
+            exact=False,
+            usable=is_hopper,
+        ),
     ]
     if fa3 is not None
     else []

@@ -8,8 +8,16 @@ from torch import Tensor, nn
 
 from diptych.attention.roles import Attend, Role
 from diptych.model.config import TransformerConfig
+from diptych.model.fp8 import Fp8Linear
 from diptych.model.layers import Attention, FeedForward, Modulation
-from diptych.model.ops import Rope, gated, gated_scale_shift, scale_shift
+from diptych.model.ops import (
+    Rope,
+    gated,
+    gated_scale_shift,
+    gated_scale_shift_rows,
+    scale_shift,
+    scale_shift_rows,
+)
 
 
 class BlockModulation(NamedTuple):
@@ -74,6 +82,11 @@ class FusedBlock(nn.Module):
         self.va_modulation = Modulation(c.time_dim, 2 * c.model_dim + c.model_dim_a)
         self.av_modulation = Modulation(c.time_dim_a, 2 * c.model_dim_a + c.model_dim)
 
+    @property
+    def fp8(self) -> bool:
+        """Whether the products on video tokens are quantised; all of a block are, or none."""
+        return isinstance(self.va_cross_attention.to_query, Fp8Linear)
+
     def modulations(self, time_video: Tensor, time_audio: Tensor | None) -> BlockModulation:
         """All that this block takes from the time vectors; with `fix_modulation` each stream uses its own."""
         video = self.video_dec_block.visual_modulation(time_video)
@@ -99,14 +112,18 @@ class FusedBlock(nn.Module):
         attend: Attend,
     ) -> tuple[Tensor, Tensor | None]:
         v = self.video_dec_block
+        # What enters the products on video tokens: in fp8 it is quantised by the kernel that makes it.
+        to_linear, gated_to_linear = (
+            (scale_shift_rows, gated_scale_shift_rows) if self.fp8 else (scale_shift, gated_scale_shift)
+        )
         shift, scale, gate, t_shift, t_scale, t_gate, f_shift, f_scale, f_gate = modulation.video.chunk(9, dim=-1)
 
-        y = v.self_attention(attend, scale_shift(video, shift, scale), rope_q=rope_video, rope_k=rope_video)
-        video, video_pre = gated_scale_shift(video, y, gate, t_shift, t_scale)
+        y = v.self_attention(attend, to_linear(video, shift, scale), rope_q=rope_video, rope_k=rope_video)
+        video, video_pre = gated_to_linear(video, y, gate, t_shift, t_scale)
         video_text = v.cross_attention(attend, video_pre, text_video, key_mask=key_mask)
 
         if audio is None:
-            video, normed = gated_scale_shift(video, video_text, t_gate, f_shift, f_scale)
+            video, normed = gated_to_linear(video, video_text, t_gate, f_shift, f_scale)
             return gated(video, v.feed_forward(normed), f_gate), None
 
         assert text_audio is not None and rope_audio is not None
@@ -122,11 +139,11 @@ class FusedBlock(nn.Module):
         audio_text = a.cross_attention(attend, audio_pre, text_audio, key_mask=key_mask)
 
         audio, audio_query = gated_scale_shift(audio, audio_text, at_gate, av_shift, av_scale)
-        video, video_query = gated_scale_shift(video, video_text, t_gate, va_shift, va_scale)
+        video, video_query = gated_to_linear(video, video_text, t_gate, va_shift, va_scale)
         from_video = self.av_cross_attention(attend, audio_query, video_pre, rope_q=rope_audio, rope_k=rope_video)
         from_audio = self.va_cross_attention(attend, video_query, audio_pre, rope_q=rope_video, rope_k=rope_audio)
 
-        video, normed = gated_scale_shift(video, from_audio, gate_on_video, f_shift, f_scale)
+        video, normed = gated_to_linear(video, from_audio, gate_on_video, f_shift, f_scale)
         video = gated(video, v.feed_forward(normed), f_gate)
         audio, normed = gated_scale_shift(audio, from_video, gate_on_audio, af_shift, af_scale)
         audio = gated(audio, a.feed_forward(normed), af_gate)

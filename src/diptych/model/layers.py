@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diptych.attention.roles import Attend, Role
-from diptych.model.ops import LAYER_NORM_EPS, Rope, norm_rotate, norm_rotate_pair
+from diptych.model.fp8 import Fp8Linear
+from diptych.model.ops import LAYER_NORM_EPS, Rope, Rows, gelu, gelu_rows, norm_rotate, norm_rotate_pair
 
 
 class Linear32(nn.Linear):
@@ -111,8 +112,9 @@ class GeluProjection(nn.Module):
         super().__init__()
         self.proj = nn.Linear(width, inner, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x))
+    def forward(self, x: Tensor | Rows, *, rows: bool = False) -> Tensor | Rows:
+        inner = self.proj(x)
+        return gelu_rows(inner) if rows else gelu(inner)
 
 
 class FeedForward(nn.Module):
@@ -122,8 +124,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.net = nn.ModuleList([GeluProjection(width, inner), nn.Identity(), nn.Linear(inner, width, bias=False)])
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net[2](self.net[0](x))
+    def forward(self, x: Tensor | Rows) -> Tensor:
+        out: Tensor = self.net[2](self.net[0](x, rows=isinstance(self.net[2], Fp8Linear)))
         return out
 
 
@@ -148,8 +150,8 @@ class Attention(nn.Module):
     def forward(
         self,
         attend: Attend,
-        x: Tensor,
-        source: Tensor | None = None,
+        x: Tensor | Rows,
+        source: Tensor | Rows | None = None,
         rope_q: Rope | None = None,
         rope_k: Rope | None = None,
         key_mask: Tensor | None = None,

@@ -12,20 +12,27 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from diptych.model import plain
-from diptych.model.plain import LAYER_NORM_EPS, RMS_NORM_EPS, Rope
+from diptych.model.plain import LAYER_NORM_EPS, RMS_NORM_EPS, Rope, Rows
 
 __all__ = [
     "LAYER_NORM_EPS",
     "RMS_NORM_EPS",
     "Rope",
+    "Rows",
     "gated",
     "gated_scale_shift",
+    "gated_scale_shift_rows",
+    "gelu",
+    "gelu_rows",
     "norm_rotate",
     "norm_rotate_pair",
     "plain_only",
     "scale_shift",
+    "scale_shift_rows",
+    "to_rows",
 ]
 
 _plain_only = False
@@ -51,6 +58,15 @@ def scale_shift(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     return plain.scale_shift(x_BSD, shift_BD, scale_BD)
 
 
+def scale_shift_rows(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Rows:
+    """`scale_shift` for a layer that takes fp8, quantised row by row."""
+    if fusible(x_BSD) and x_BSD.is_contiguous():
+        from diptych.model.kernels import adaln
+
+        return adaln.scale_shift_rows(x_BSD, shift_BD, scale_BD)
+    return plain.to_rows(plain.modulated(x_BSD, shift_BD, scale_BD))
+
+
 def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor) -> Tensor:
     """Residual: `x + gate * y`."""
     if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
@@ -69,6 +85,45 @@ def gated_scale_shift(
 
         return adaln.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
     return plain.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
+
+
+def gated_scale_shift_rows(
+    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor
+) -> tuple[Tensor, Rows]:
+    """`gated_scale_shift` whose second result is for a layer that takes fp8."""
+    if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
+        from diptych.model.kernels import adaln
+
+        return adaln.gated_scale_shift_rows(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
+    x_BSD = plain.gated(x_BSD, y_BSD, gate_BD)
+    return x_BSD, plain.to_rows(plain.modulated(x_BSD, shift_BD, scale_BD))
+
+
+def to_rows(x: Tensor) -> Rows:
+    """Quantise to fp8, one scale a row."""
+    if fusible(x) and x.is_contiguous():
+        from diptych.model.kernels import quantise
+
+        return quantise.to_rows(x)
+    return plain.to_rows(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU (erf). The fused kernel writes over `x`: give it a tensor that nobody else reads."""
+    if fusible(x) and x.is_contiguous():
+        from diptych.model.kernels import quantise
+
+        return quantise.gelu_(x)
+    return F.gelu(x)
+
+
+def gelu_rows(x: Tensor) -> Rows:
+    """GELU (erf), quantised row by row."""
+    if fusible(x) and x.is_contiguous():
+        from diptych.model.kernels import quantise
+
+        return quantise.to_rows(x, gelu=True)
+    return plain.to_rows(F.gelu(x.float()))
 
 
 def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:

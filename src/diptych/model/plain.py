@@ -24,10 +24,32 @@ class Rope(NamedTuple):
     sin_SP: Tensor
 
 
+class Rows(NamedTuple):
+    """A tensor in fp8 (e4m3) with one float32 scale a row: x = values * scale. values (..., D), scale (..., 1)."""
+
+    values: Tensor
+    scale: Tensor
+
+
+FP8_MAX = 448.0
+
+
+def to_rows(x: Tensor) -> Rows:
+    """Quantise every row so that its largest value is the largest of e4m3."""
+    wide = x.float()
+    scale = wide.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / FP8_MAX
+    return Rows((wide / scale).to(torch.float8_e4m3fn), scale)
+
+
 def scale_shift(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """LayerNorm without weights, then `* (1 + scale) + shift`."""
+    return modulated(x_BSD, shift_BD, scale_BD).to(x_BSD.dtype)
+
+
+def modulated(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
+    """`scale_shift` before rounding, float32."""
     normed = F.layer_norm(x_BSD.float(), x_BSD.shape[-1:], eps=LAYER_NORM_EPS)
-    return (normed * (scale_BD.unsqueeze(1) + 1.0) + shift_BD.unsqueeze(1)).to(x_BSD.dtype)
+    return normed * (scale_BD.unsqueeze(1) + 1.0) + shift_BD.unsqueeze(1)
 
 
 def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor) -> Tensor:

@@ -13,7 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diptych.model.plain import Rows
+
 EPS = tl.constexpr(1e-5)
+FP8_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
@@ -25,6 +28,7 @@ def _adaln(
     scale_ptr,
     sum_ptr,
     normed_ptr,
+    rows_ptr,
     gate_stride,
     shift_stride,
     scale_stride,
@@ -32,6 +36,7 @@ def _adaln(
     D: tl.constexpr,
     GATED: tl.constexpr,
     NORMED: tl.constexpr,
+    ROWWISE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -57,20 +62,33 @@ def _adaln(
             centred = tl.where(inside, x - tl.sum(x, axis=0) / D, 0.0)
             variance = tl.sum(centred * centred, axis=0) / D
             normed = centred * tl.rsqrt(variance + EPS) * scale + shift
-            tl.store(normed_ptr + at, normed.to(dtype), mask=inside)
+            if ROWWISE:
+                normed = tl.where(inside, normed, 0.0)
+                quantum = tl.maximum(tl.max(tl.abs(normed), axis=0), 1e-12) / FP8_MAX
+                tl.store(rows_ptr + b * S + row, quantum)
+                tl.store(normed_ptr + at, (normed / quantum).to(tl.float8e4nv), mask=inside)
+            else:
+                tl.store(normed_ptr + at, normed.to(dtype), mask=inside)
 
 
 def scale_shift(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """`plain.scale_shift` in one pass: two bytes read and two written a value."""
     normed = torch.empty_like(x_BSD)
-    _launch(x_BSD, None, None, shift_BD, scale_BD, None, normed)
+    _launch(x_BSD, None, None, shift_BD, scale_BD, None, normed, None)
     return normed
+
+
+def scale_shift_rows(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Rows:
+    """`scale_shift`, quantised row by row before it is written."""
+    rows = _empty_rows(x_BSD)
+    _launch(x_BSD, None, None, shift_BD, scale_BD, None, *rows)
+    return rows
 
 
 def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor) -> Tensor:
     """`plain.gated` in one pass."""
     total = torch.empty_like(x_BSD)
-    _launch(x_BSD, y_BSD, gate_BD, None, None, total, None)
+    _launch(x_BSD, y_BSD, gate_BD, None, None, total, None, None)
     return total
 
 
@@ -79,8 +97,22 @@ def gated_scale_shift(
 ) -> tuple[Tensor, Tensor]:
     """`plain.gated_scale_shift` in one pass: two tensors read, two written."""
     total, normed = torch.empty_like(x_BSD), torch.empty_like(x_BSD)
-    _launch(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD, total, normed)
+    _launch(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD, total, normed, None)
     return total, normed
+
+
+def gated_scale_shift_rows(
+    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor
+) -> tuple[Tensor, Rows]:
+    """`gated_scale_shift` with the second result quantised row by row before it is written."""
+    total, rows = torch.empty_like(x_BSD), _empty_rows(x_BSD)
+    _launch(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD, total, *rows)
+    return total, rows
+
+
+def _empty_rows(x: Tensor) -> Rows:
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    return Rows(values, torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device))
 
 
 def _launch(
@@ -91,6 +123,7 @@ def _launch(
     scale: Tensor | None,
     total: Tensor | None,
     normed: Tensor | None,
+    quanta: Tensor | None,
 ) -> None:
     B, S, D = x.shape
     tune = tuning(S, D)
@@ -102,11 +135,13 @@ def _launch(
         scale,
         total,
         normed,
+        quanta,
         *(0 if part is None else part.stride(0) for part in (gate, shift, scale)),
         S,
         D=D,
         GATED=gate is not None,
         NORMED=normed is not None,
+        ROWWISE=quanta is not None,
         BLOCK=triton.next_power_of_2(D),
         **tune,
     )
