@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.model.test_checkpoint_loading import SINGLE, linked_copy, rewrite, shard
+from tests.model.checkpoint_files import SINGLE, linked_copy, rewrite, shard
 
 from diptych.errors import CheckpointError
 from diptych.model.catalogue import CATALOGUE, hub_id

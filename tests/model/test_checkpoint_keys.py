@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from diffusers import Kandinsky6Transformer3DModel
+from tests.model.checkpoint_files import as_native, as_older_bundle
 
 from diptych.model.config import LITE, PRO, TransformerConfig
 from diptych.model.keys import current_name, stays_as_stored, transformer_keys
@@ -57,20 +58,6 @@ def test_attention_feed_forward_and_heads_take_the_working_dtype():
     assert {key.rsplit(".", 3)[1] for key in kept if "modulation" in key} == {
         *("text_modulation", "visual_modulation", "va_modulation", "av_modulation", "modulation")
     }
-
-
-def as_older_bundle(name: str) -> str:
-    """A current name as older bundles spell it, streams apart: the reverse of what is read."""
-    name = re.sub(r"_time_embeddings\.timestep_embedder\.linear_1\.", "_time_embeddings.in_layer.", name)
-    name = re.sub(r"_time_embeddings\.timestep_embedder\.linear_2\.", "_time_embeddings.out_layer.", name)
-    name = re.sub(r"(_text_transformer_blocks\.\d+)\.attn\.", r"\1.self_attention.", name)
-    name = name.replace(".feed_forward.net.0.proj.", ".feed_forward.in_layer.")
-    return name.replace(".feed_forward.net.2.", ".feed_forward.out_layer.")
-
-
-def as_native(name: str) -> str:
-    """As the authors' own code spells it: older bundles, with `videoT` and `audioT`."""
-    return as_older_bundle(name).replace(".video_dec_block.", ".videoT.").replace(".audio_dec_block.", ".audioT.")
 
 
 @pytest.mark.parametrize(("config", "renamed"), [(LITE, 184), (PRO, 344)], ids=["lite", "pro"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +13,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLHunyuanVideo, Kandinsky6Transformer3DModel, MMAudioVAE, MMAudioVocoder
 from safetensors.torch import load_file, save_file
-from tests.model.test_checkpoint_keys import as_native, as_older_bundle
+from tests.model.checkpoint_files import SINGLE, as_native, as_older_bundle, linked_copy, rewrite, shard
 from transformers import CLIPTextModel, Qwen2_5_VLForConditionalGeneration
 
 from diptych.errors import CheckpointError
@@ -33,20 +31,6 @@ from diptych.model.keys import stays_as_stored
 from diptych.model.loading import load_transformer
 from diptych.model.tiny import write_tiny
 from diptych.model.transformer import Transformer
-
-SINGLE = "diffusion_pytorch_model.safetensors"
-
-
-def linked_copy(source: Path, target: Path) -> Path:
-    """A copy that shares its files: replace them, never write into them."""
-    return Path(shutil.copytree(source, target, copy_function=os.link))
-
-
-def rewrite(file: Path, change) -> None:
-    """Replace a weight file by one with the tensors that `change` makes of its tensors."""
-    tensors = change(load_file(file))
-    file.unlink()
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def transformer_of(folder: Path, dtype=torch.float32) -> Transformer:
@@ -190,20 +174,6 @@ def test_without_a_config_that_vocoder_is_taken_for_the_released_one(tiny_base, 
     checkpoint = Checkpoint.open(folder)
     with pytest.raises(CheckpointError, match=r"tensor vocoder\..* has shape .*, its config makes it \(24,\)"):
         load_vocoder(checkpoint, "cpu", torch.float32)
-
-
-def shard(folder: Path, component: str, base: str, parts: int = 3) -> Path:
-    """Split a component's file into shards with an index, as large checkpoints have them."""
-    file = folder / component / f"{base}.safetensors"
-    tensors = load_file(file)
-    file.unlink()
-    names = [f"{base}-{i + 1:05}-of-{parts:05}.safetensors" for i in range(parts)]
-    weight_map = {key: names[i * parts // len(tensors)] for i, key in enumerate(tensors)}
-    for name in names:
-        save_file({k: v for k, v in tensors.items() if weight_map[k] == name}, folder / component / name)
-    index = folder / component / f"{base}.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return index
 
 
 def test_sharded_checkpoints_load_the_same(tiny_base, tmp_path):
