@@ -18,22 +18,22 @@ def _statistics(
     chunk, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channels = tl.arange(0, K)
     tokens = tl.arange(0, ROWS)
-    least = tl.full((K,), float("inf"), dtype=tl.float32)
-    most = tl.full((K,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((K,), dtype=tl.float32)
+    least = tl.full((ROWS, K), float("inf"), dtype=tl.float32)
+    most = tl.full((ROWS, K), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((ROWS, K), dtype=tl.float32)
     base = x_ptr + b.to(tl.int64) * batch_stride + head * K
     for step in range(LOOP):
         token = chunk * (ROWS * LOOP) + step * ROWS + tokens
         inside = (token < S)[:, None]
         x = tl.load(base + token.to(tl.int64)[:, None] * token_stride + channels[None, :], mask=inside, other=0.0)
         x = x.to(tl.float32)
-        least = tl.minimum(least, tl.min(tl.where(inside, x, float("inf")), axis=0))
-        most = tl.maximum(most, tl.max(tl.where(inside, x, float("-inf")), axis=0))
-        total += tl.sum(x, axis=0)
+        least = tl.minimum(least, tl.where(inside, x, float("inf")))
+        most = tl.maximum(most, tl.where(inside, x, float("-inf")))
+        total += x
     at = ((chunk * tl.num_programs(2) + b) * H + head) * K + channels
-    tl.store(least_ptr + at, least)
-    tl.store(most_ptr + at, most)
-    tl.store(sum_ptr + at, total)
+    tl.store(least_ptr + at, tl.min(least, axis=0))
+    tl.store(most_ptr + at, tl.max(most, axis=0))
+    tl.store(sum_ptr + at, tl.sum(total, axis=0))
 
 
 @triton.jit

@@ -177,11 +177,15 @@ class Transformer(nn.Module):
 
     # -- once a step ---------------------------------------------------------------------------------------------
 
-    def modulations(self, timestep_B: Tensor, context: TextContext, *, audio: bool) -> Modulations:
-        """Everything that time decides, for every layer, float32. timestep (B,) float32 on the scale 0..1000."""
+    def time_vectors(self, timestep_B: Tensor, context: TextContext, *, audio: bool) -> tuple[Tensor, Tensor | None]:
+        """Timestep and pooled text in one vector a modality, float32 (B, time_dim); audio's is None without sound."""
         assert timestep_B.dtype == torch.float32, "a half-precision timestep is off by up to 2 of 1000"
         time_video = self.video_time_embeddings(timestep_B) + context.pooled_video
-        time_audio = self.audio_time_embeddings(timestep_B) + context.pooled_audio if audio else None
+        return time_video, self.audio_time_embeddings(timestep_B) + context.pooled_audio if audio else None
+
+    def modulations(self, timestep_B: Tensor, context: TextContext, *, audio: bool) -> Modulations:
+        """Everything that time decides, for every layer, float32. timestep (B,) float32 on the scale 0..1000."""
+        time_video, time_audio = self.time_vectors(timestep_B, context, audio=audio)
         tower_video, tower_audio = self.text_towers
         return Modulations(
             [block.text_modulation(time_video) for block in tower_video],

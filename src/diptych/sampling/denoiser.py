@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from diptych.attention.roles import Attend
+from diptych.memory.tables import ModulationTables
 from diptych.model.ops import Rope
-from diptych.model.transformer import Grid, Streams, TextContext, Transformer
+from diptych.model.transformer import Grid, Modulations, Streams, TextContext, Transformer
 from diptych.parallel.guidance import guided
 from diptych.sampling.latents import Latents
 
@@ -47,6 +48,7 @@ class Denoiser:
 
     contexts: the conditional lane, and with guidance the unconditional one.
     first_frame (B, Y, X, C): clean latents of the reference image, appended as the last frame of every forward.
+    tables: modulations computed ahead for the timesteps to come; without, each forward computes its own.
     forwards: how many were run so far, over all lanes, wherever they ran; for the report.
     """
 
@@ -59,15 +61,14 @@ class Denoiser:
     shard: Shard | None = None
     combine: Combine = combine_serial
     forwards: int = 0
+    tables: ModulationTables | None = None
 
     def velocity(self, latents: Latents, timestep: Tensor) -> Latents:
         """Guided velocity at `timestep` (0-dim float32, 0..1000): float32 or working dtype, shapes of `latents`
         (times the grid of the distilled heads in the last axis)."""
-        B = latents.video.shape[0]
         video = self._input(latents.video)
-        times = timestep.to(video.device, torch.float32).expand(B)
         self.forwards += len(self.contexts)
-        lanes = [partial(self._forward, video, latents.audio, times, context) for context in self.contexts]
+        lanes = [partial(self._forward, video, latents.audio, timestep, context) for context in self.contexts]
         return self.combine(lanes, self.guidance)
 
     def _input(self, video: Tensor) -> Tensor:
@@ -78,15 +79,21 @@ class Denoiser:
             mask[:, -1] = 1
         return torch.cat([noisy, torch.zeros_like(noisy), mask], dim=-1)
 
-    def _forward(self, video: Tensor, audio: Tensor | None, times: Tensor, context: TextContext) -> Latents:
+    def _forward(self, video: Tensor, audio: Tensor | None, timestep: Tensor, context: TextContext) -> Latents:
         model, grid = self.model, self.grid
-        modulations = model.modulations(times, context, audio=audio is not None)
+        modulations = self._modulations(timestep, context, len(video), audio=audio is not None)
         streams = model.embed(video, audio, context, grid, modulations, self.attend)
         streams = model.blocks(self._scatter(streams), self.attend)
         video_tokens, audio_out = model.head(streams)
         if self.shard is not None:
             video_tokens = self.shard.gather(video_tokens)
         return Latents(model.unpatchify(video_tokens, grid)[:, : grid.T], audio_out)
+
+    def _modulations(self, timestep: Tensor, context: TextContext, B: int, *, audio: bool) -> Modulations:
+        if self.tables is not None:
+            return self.tables.at(timestep, context)
+        times = timestep.to(context.pooled_video.device, torch.float32).expand(B)
+        return self.model.modulations(times, context, audio=audio)
 
     def _scatter(self, streams: Streams) -> Streams:
         if self.shard is None:
