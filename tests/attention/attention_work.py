@@ -225,6 +225,31 @@ def _compare(run: Any, args: tuple[Any, ...], caches: Any, backend: str) -> dict
     }
 
 
+def order_in_graph(case: Case) -> list[str]:
+    """Transfers and attention in the order of the compiled graph: `start`, `attend`, `wait`."""
+    tensors, plan = whole(case), plan_of(case)
+    rows = own_rows(case, plan.place.rank)
+    order: list[str] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            name = str(node.target)
+            if "wait_tensor" in name:
+                order.append("wait")
+            elif "all_to_all" in name:
+                order.append("start")
+            elif "flash_attention" in name:
+                order.append("attend")
+        return graph.forward
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return unified_attention(q, k, v, plan)
+
+    torch._dynamo.reset()
+    torch.compile(run, fullgraph=True, backend=backend)(*(x[:, rows] for x in (tensors.q, tensors.k, tensors.v)))
+    return order
+
+
 def compiled_patch(case: Case) -> dict[str, Any]:
     """As `compiled`, for one patch of a pipelined step."""
     plan = plan_of(case)

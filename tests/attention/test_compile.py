@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from attention_work import Case, compiled, compiled_patch
+from attention_work import Case, compiled, compiled_patch, order_in_graph
 
 pytestmark = pytest.mark.distributed
 
@@ -39,6 +39,12 @@ def test_a_pipelined_patch_is_one_graph(ranks) -> None:
     for result in ranks(2)(compiled_patch, CASES["warm-up of a cache"]):
         assert (result["graphs"], result["breaks"]) == (1, 0)
         assert result["error"] <= 2e-6
+
+
+def test_a_ring_keeps_its_order_in_the_graph(ranks) -> None:
+    """The usual wrappers wait at once while traced, and nothing would overlap."""
+    for order in ranks(3)(order_in_graph, Case(3, 1, (3, 4, 3))):
+        assert order == ["start", "attend", "wait", "start", "attend", "wait", "attend"]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")

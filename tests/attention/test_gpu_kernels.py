@@ -1,4 +1,4 @@
-"""Every kernel that runs on this GPU: output, log-sum-exp, masks and grouped heads against float64."""
+"""Every exact kernel that runs on this GPU: output, log-sum-exp, masks and grouped heads against float64."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytestmark = pytest.mark.gpu
 
-ON_GPU = [kernel for kernel in KERNELS if kernel.device in (None, "cuda")]
+ON_GPU = [kernel for kernel in KERNELS if kernel.device in (None, "cuda") and kernel.exact]
 
 
 def tensors(dtype: torch.dtype, kv_heads: int, head_dim: int, queries: int, keys: int) -> list[torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = (queries, 4), (keys, kv_heads), (keys, kv_heads)
     return [torch.randn(2, n, h, head_dim, device="cuda", generator=generator).to(dtype) for n, h in shapes]
+
+
+def plain_float32(q, k, v, mask, expected) -> tuple[float, float]:
+    """Three times what plain matrix products on the CPU are off by: it grows with the head size."""
+    host = [None if x is None else x.cpu() for x in (q, k, v, mask)]
+    out, lse = LocalAttend("sdpa-math").with_lse(Role.VISUAL_SELF, *host)
+    seen = torch.isfinite(expected[1])
+    return 3 * float((out - expected[0]).abs().max()), 3 * float((lse - expected[1])[seen].abs().max())
 
 
 @pytest.mark.parametrize("kernel", ON_GPU, ids=lambda kernel: kernel.name)
@@ -40,7 +48,9 @@ def test_equals_the_reference(kernel, dtype, head_dim, queries, keys, kv_heads, 
     if kernel.refusal(need_of(q, k, mask, True)) is not None:
         pytest.skip("says that it cannot")
     out, lse = kernel.with_lse(q, k, v, mask)
-    assert_close(out.cpu(), lse.cpu(), tuple(x.cpu() for x in attention(q, k, v, mask)), v, dtype)
+    expected = tuple(x.cpu() for x in attention(q, k, v, mask))
+    limits = plain_float32(q, k, v, mask, expected) if dtype == torch.float32 else None
+    assert_close(out.cpu(), lse.cpu(), expected, v, dtype, limits)
     alone = kernel(q, k, v, mask)
     assert torch.equal(alone, out)
 
@@ -65,3 +75,15 @@ def test_strided_input_is_taken_as_it_is() -> None:
     for kernel in ON_GPU:
         out, lse = LocalAttend(kernel.name).with_lse(Role.VISUAL_SELF, q, k, v)
         assert_close(out.cpu(), lse.cpu(), tuple(x.cpu() for x in attention(q, k, v)), v, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in ON_GPU if kernel.name != "sdpa-math"], ids=lambda x: x.name)
+def test_a_head_has_the_same_bits_however_many_are_computed(kernel) -> None:
+    """What makes pure Ulysses exact: a rank computes fewer heads, each whole. At the size of a 5 second clip on Lite;
+    with few tokens and heads some kernels split the keys, and then it depends on the number of heads."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(1, 51_840, 28, 64, device="cuda", generator=generator).bfloat16() for _ in range(3))
+    whole = kernel(q, k, v)
+    for start, stop in ((0, 14), (7, 14), (25, 28)):  # of 2, 4 and 8 ranks
+        few = (x[:, :, start:stop].contiguous() for x in (q, k, v))
+        assert torch.equal(kernel(*few), whole[:, :, start:stop])

@@ -81,7 +81,7 @@ def test_equals_one_process(ranks, ring: int, ulysses: int) -> None:
     run = ranks(ring * ulysses)
 
     @given(case=cases(ring, ulysses))
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
     def sweep(case: Case) -> None:
         note(f"{case}")
         check(case, run(attend, case))
