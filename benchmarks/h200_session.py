@@ -26,7 +26,7 @@ from diptych.bench import floors, profile
 from diptych.bench.forward import forward_call, machine, relative
 from diptych.bench.geometry import Geometry, config_named, random_inputs, random_transformer
 from diptych.bench.stock import stock_forward, stock_transformer
-from diptych.bench.timing import alternating, median, peak_memory, seconds
+from diptych.bench.timing import median, peak_memory, seconds
 from diptych.model import plain
 from diptych.model.rope import rope_1d
 
@@ -176,30 +176,187 @@ def forwards(name: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def decode() -> dict[str, Any]:
-    """One window of the video VAE: ours and diffusers', fp16."""
+def fp8_parts() -> dict[str, Any]:
+    """The parts of fp8: what each costs, and how far it is off."""
+    from diptych.attention import LocalAttend, Role
+    from diptych.attention import fp8 as fp8_attention
+    from diptych.attention.cores import fa3_call
+    from diptych.model.fp8 import Fp8Linear
+    from diptych.model.kernels import quantise
+
+    out: dict[str, Any] = {}
+    S = SIZE.tokens
+    hidden = randn(1, S, 128 if TINY else 16384)
+    out["gelu aten"] = ms(lambda: torch.nn.functional.gelu(hidden))
+    out["gelu triton in place"] = ms(lambda: quantise.gelu_(hidden))
+    out["gelu and rows"] = ms(lambda: quantise.to_rows(hidden, gelu=True))
+    for N, K in ((80, 128),) if TINY else ((4096, 4096), (16384, 4096), (4096, 16384), (2048, 4096), (1792, 1792)):
+        x, linear = randn(1, S, K), torch.nn.Linear(K, N, device=DEVICE, dtype=HALF)
+        layer = Fp8Linear.quantised(linear)
+        rows = quantise.to_rows(x)
+        spent = ms(lambda: layer(rows))
+        exact = torch.nn.functional.linear(x[:, :2048].float(), linear.weight.float(), linear.bias.float())
+        out[f"fp8 linear {K}->{N}"] = {
+            "TFLOP/s": 2 * S * N * K / spent / 1e9,
+            "rows ms": ms(lambda: quantise.to_rows(x)),
+            "error": relative(layer(x)[:, :2048], exact),
+            "bf16 error": relative(linear(x)[:, :2048], exact),
+        }
+    for H, K in ((5, 16),) if TINY else ((32, 128), (28, 64)):
+        q, k, v = randn(1, S, H, K), randn(1, S, H, K), randn(1, S, H, K)
+        rope = rope_1d(S, K, DEVICE)
+        q, k = plain.norm_rotate(q, randn(K), rope), plain.norm_rotate(k, randn(K), rope)
+        scaled_q, scaled_k = fp8_attention.quantise(q, smooth=False), fp8_attention.quantise(k, smooth=True)
+        scaled_v = fp8_attention.quantise(v, smooth=False)
+        label = f"{H} heads of {K}"
+        out[f"{label}: quantise one"] = ms(lambda: fp8_attention.quantise(k, smooth=True))
+        if DEVICE.type == "cuda":
+            scales = {"q_descale": scaled_q.scale, "k_descale": scaled_k.scale, "v_descale": scaled_v.scale}
+            out[f"{label}: kernel"] = ms(
+                lambda: fa3_call(scaled_q.values, scaled_k.values, scaled_v.values, False, **scales), 5
+            )
+            fast = LocalAttend("fa3-fp8")
+            out[f"{label}: fa3-fp8"] = ms(lambda: fast(Role.VISUAL_SELF, q, k, v), 5)
+            out[f"{label}: fa3 bf16"] = ms(lambda: LocalAttend("fa3")(Role.VISUAL_SELF, q, k, v), 5)
+            want, lse = LocalAttend("fa3").with_lse(Role.VISUAL_SELF, q, k, v)
+            got, got_lse = fast.with_lse(Role.VISUAL_SELF, q, k, v)
+            out[f"{label}: error"] = [relative(got, want), float((got_lse - lse).abs().max())]
+            bias = randn(1, 1, H, K) * 4  # channels that all keys share, as trained models have
+            want = LocalAttend("fa3")(Role.VISUAL_SELF, q, k + bias, v)
+            out[f"{label}: error with shared channels"] = relative(fast(Role.VISUAL_SELF, q, k + bias, v), want)
+    return out
+
+
+def new_text_length() -> dict[str, Any]:
+    """What cuDNN takes to plan an attention it has not seen: a prompt of another length."""
+    out = {}
+    for L in (201, 317):
+        q, k = randn(1, SIZE.tokens, 32, 128), randn(1, L, 32, 128)
+        need = attention_kernels.need_of(q, k, None, lse=False)
+        kernel = attention_kernels.pick("auto", need)
+        for turn in ("first", "second"):
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            kernel(q, k, k)
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            out[f"{L} keys, {turn}, {kernel.name}"] = time.perf_counter() - start
+    return out
+
+
+def precisions(name: str, repeats: int) -> dict[str, Any]:
+    """bf16, fp8 products, fp8 products and attention, beside stock diffusers; modulation from tables."""
+    from diptych.attention import LocalAttend, Role
+    from diptych.memory import fp8
+    from diptych.memory.tables import ModulationTables, park
+
+    config = config_named(name)
+    model = random_transformer(config, DEVICE, HALF)
+    inputs = random_inputs(config, SIZE, TEXT, DEVICE, HALF)
+    exact = LocalAttend()
+    approximate = exact if DEVICE.type != "cuda" else LocalAttend({Role.VISUAL_SELF: "fa3-fp8"})
+    stock = stock_transformer(model)
+    unpadded = stock_forward(stock, inputs, padded=False)
+    reference = unpadded()
+    result: dict[str, Any] = {"stock": seconds(stock_forward(stock, inputs, padded=not TINY), DEVICE, 1, warmup=0)}
+    if name != "pro":
+        result["stock, text unpadded"] = seconds(unpadded, DEVICE, 1, warmup=0)
+    del stock, unpadded
+    with torch.no_grad():
+        context = model.context(inputs.text, inputs.pooled, None)
+    start = time.perf_counter()
+    direct = model.modulations(inputs.timestep, context, audio=True)
+    park(model)
+    result["parked in"] = time.perf_counter() - start
+    start = time.perf_counter()
+    tables = ModulationTables(model, torch.linspace(1000, 20, 50), [context], audio=True)
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    result["tables of 50 steps in"] = time.perf_counter() - start
+    tables = ModulationTables(model, inputs.timestep.cpu(), [context], audio=True)
+    modulations = tables.at(inputs.timestep.cpu()[0], context)
+    pairs = zip(direct.blocks, modulations.blocks, strict=True)
+    result["tables equal"] = all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+    del direct
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+    grid = model.grid(*SIZE.latents, SIZE.audio_tokens, tail=False, device=DEVICE)
+
+    def call(attend: Any) -> Callable[[], Any]:
+        @torch.no_grad()
+        def forward() -> Any:
+            streams = model.embed(inputs.video, inputs.audio, context, grid, modulations, attend)
+            video, audio = model.head(model.blocks(streams, attend))
+            return model.unpatchify(video, grid), audio
+
+        return forward
+
+    def record(label: str, forward: Callable[[], Any], want: Any) -> Any:
+        start = time.perf_counter()
+        got = forward()
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        first = time.perf_counter() - start
+        result[label] = {
+            "first": first,
+            "seconds": seconds(forward, DEVICE, repeats, warmup=0),
+            "peak GiB": peak_memory(forward, DEVICE) / 2**30,
+            "difference": [relative(g, w) for g, w in zip(got, want, strict=True)],
+        }
+        return got
+
+    fast = record("bf16", call(exact), reference)
+    result["bf16 profile"] = profile.by_class(call(exact), DEVICE, top=30)
+    start = time.perf_counter()
+    fp8.quantise(model)
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+    result["quantised in"] = time.perf_counter() - start
+    result["allocated after quantising GiB"] = torch.cuda.memory_allocated() / 2**30 if DEVICE.type == "cuda" else 0
+    record("fp8 products", call(exact), fast)
+    record("fp8 products and attention", call(approximate), fast)
+    result["fp8 profile"] = profile.by_class(call(approximate), DEVICE, top=30)
+    return result
+
+
+def decode_whole() -> dict[str, Any]:
+    """A whole clip through the video VAE, windows blended: our decoder and diffusers'; errors of one window."""
     from diffusers import AutoencoderKLHunyuanVideo
 
+    from diptych.codecs.tiles import plan_tiles
     from diptych.codecs.vae_fast import FastDecoder
+    from diptych.codecs.video import decode_video
 
     widths = {"block_out_channels": (16, 16, 32, 32), "norm_num_groups": 4, "layers_per_block": 1} if TINY else {}
     torch.manual_seed(0)
     half = torch.float32 if TINY else torch.float16
     vae = AutoencoderKLHunyuanVideo(**widths).to(DEVICE, half).eval().requires_grad_(False)
-    latents = randn(1, 16, *((2, 1, 2) if TINY else (5, 60, 108)), dtype=half)
-    fast = FastDecoder(vae.decoder)
+    T, Y, X = (2, 1, 2) if TINY else SIZE.latents
+    latents = randn(1, 16, T, Y, X, dtype=torch.float32)
+    plan = plan_tiles(T, Y, X)
+    stock, fast = vae.decoder, FastDecoder(vae.decoder)
+    result: dict[str, Any] = {"windows": len(plan.tiles)}
+    clips = {}
+    for name, decoder, warm in (("diptych", fast, 1), ("diffusers' decoder", stock, 0)):
+        vae.decoder = decoder
+        for _ in range(warm + 1):
+            start = time.perf_counter()
+            clips[name] = decode_video(vae, latents, plan)
+            result[name] = time.perf_counter() - start
+        result[f"{name} peak GiB"] = peak_memory(lambda: decode_video(vae, latents, plan), DEVICE) / 2**30
+    difference = abs(clips["diptych"].astype("int16") - clips["diffusers' decoder"].astype("int16"))
+    result["pixels that differ, most"] = [float((difference > 0).mean()), int(difference.max())]
+    result["profile"] = profile.by_class(lambda: FastDecoder.forward(fast, latents[:, :, :5].to(half)), DEVICE, top=12)
+    window = latents[:, :, :5, : Y // 2, : X // 2].to(half) if not TINY else latents
     with torch.no_grad():
-        calls: dict[str, Callable[[], Any]] = {
-            "diptych": lambda: fast(latents),
-            "diffusers": lambda: vae.decoder(latents),
-        }
-        times = alternating(calls, DEVICE, 2)
-        return {
-            "seconds": {name: min(values) for name, values in times.items()},
-            "peak GiB": {name: peak_memory(call, DEVICE) / 2**30 for name, call in calls.items()},
-            "difference": relative(calls["diptych"](), calls["diffusers"]()),
-            "profile": profile.by_class(calls["diptych"], DEVICE, top=20),
-        }
+        ours, theirs = fast(window), stock(window)
+        exact = stock.float()(window.float())
+    result["error of one window to float32: ours, diffusers'"] = [relative(ours, exact), relative(theirs, exact)]
+    return result
 
 
 def compiled() -> dict[str, Any]:
@@ -222,11 +379,14 @@ def compiled() -> dict[str, Any]:
 
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "fused": fused,
+    "fp8_parts": fp8_parts,
+    "pro": lambda: precisions("tiny" if TINY else "pro", 1),
+    "lite": lambda: precisions("tiny" if TINY else "lite", 2),
+    "decode": decode_whole,
+    "new_text_length": new_text_length,
     "cross": cross,
-    "pro": lambda: forwards("tiny" if TINY else "pro", 2),
-    "lite": lambda: forwards("tiny" if TINY else "lite", 3),
-    "decode": decode,
+    "fused": fused,
+    "forwards": lambda: forwards("tiny" if TINY else "pro", 2),
     "exactness": exactness,
     "compiled": compiled,
 }
@@ -240,6 +400,7 @@ def short(value: Any) -> Any:
     return [short(inner) for inner in value] if isinstance(value, list) else value
 
 
+@torch.no_grad()
 def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)

@@ -78,15 +78,12 @@ def _table(
             (model.out_layer.modulation(video), None if sound is None else model.audio_out_layer.modulation(sound))
             for video, sound in times
         ]
-    return [
-        Modulations(
-            [parts[n] for parts in text_video],
-            [parts[n] for parts in text_audio],
-            [parts[n] for parts in blocks],
-            *heads[n],
-        )
-        for n in range(len(times))
-    ]
+
+    def step(n: int) -> Modulations:
+        towers = [[parts[n] for parts in tower] for tower in (text_video, text_audio)]
+        return Modulations(towers[0], towers[1], [parts[n] for parts in blocks], *heads[n])
+
+    return [step(n) for n in range(len(times))]
 
 
 @contextmanager
