@@ -64,6 +64,7 @@ def work(config: TransformerConfig, geometry: Geometry, text: int, itemsize: int
         add(L, d, ff, c.num_text_blocks)
     add(S, D, 4 * c.visual_in, 1)
     add(S, 4 * c.out_visual_dim, D, 1)
+    add(A, c.out_audio_dim, Da, 1)
     attentions = {
         (S, S, H, K): n,
         (S, L, H, K): n,
