@@ -17,6 +17,7 @@ from tests.model.checkpoint_files import SINGLE, as_native, as_older_bundle, lin
 from transformers import CLIPTextModel, Qwen2_5_VLForConditionalGeneration
 
 from diptych.errors import CheckpointError
+from diptych.model import loading
 from diptych.model.checkpoint import Checkpoint
 from diptych.model.components import (
     load_audio_vae,
@@ -244,3 +245,14 @@ def test_the_host_holds_one_tensor_beside_those_that_stay(tmp_path):
     )
     stays, one, slack = 16 * 4 << 20, 8 << 20, 3 << 20
     assert stays <= int(run.stdout) <= stays + one + slack
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("chunk", [1000, 64 << 20], ids=["many chunks", "one chunk"])
+def test_the_gpu_gets_the_same_tensors(tiny_base, chunk, monkeypatch):
+    monkeypatch.setattr(loading, "_CHUNK", chunk)
+    checkpoint = Checkpoint.open(tiny_base)
+    there, here = (load_vae(checkpoint, device, torch.bfloat16) for device in ("cuda", "cpu"))
+    assert all(p.is_cuda for p in there.parameters())
+    same_tensors(there.cpu(), here)
