@@ -159,6 +159,8 @@ class Runner(threading.Thread):
         self.notify(job.id)
         started = time.monotonic()
         spec = job.spec
+        if spec["image"] is None:
+            self.files.ensure(job.id)
         tracker = Tracker(len(spec["seeds"]), self.settings.stall_timeout)
         process.send(
             Run(
@@ -330,8 +332,11 @@ class Runner(threading.Thread):
 
     def _become(self, state: str, reason: str) -> None:
         if (state, reason) != (self.state, self.reason):
-            log.info("engine %d: %s%s", self.index, state, f" ({reason})" if reason else "")
-        self.state, self.reason = state, reason
+            level = logging.DEBUG if {state, self.state} == {"ready", "busy"} else logging.INFO
+            log.log(level, "engine %d: %s%s", self.index, state, f" ({reason})" if reason else "")
+        known, self.state, self.reason = self.state, state, reason
+        if {known, state} == {"ready", "busy"}:
+            return  # to other hosts both are ready
         about: dict[str, Any] = {}
         if self.ready is not None:
             about = {"defaults": self.ready.defaults, **self.ready.about}

@@ -176,7 +176,7 @@ def _peak_mb() -> float | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return round(torch.cuda.max_memory_allocated() / 1e6, 1)
+    return round(float(torch.cuda.max_memory_allocated()) / 1e6, 1)
 
 
 def about(engine: Engine) -> dict[str, Any]:

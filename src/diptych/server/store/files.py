@@ -32,7 +32,11 @@ class Files:
         folder.mkdir(mode=0o700)
         if image is not None:
             _write(folder / "input", image)
-        _sync(self.jobs)
+            _sync(self.jobs)
+
+    def ensure(self, job_id: str) -> None:
+        """Make the folder of a job without input again: a power failure may have taken it."""
+        self._job(job_id).mkdir(mode=0o700, exist_ok=True)
 
     def input(self, job_id: str) -> bytes | None:
         try:

@@ -144,7 +144,7 @@ class JobStore:
 
     def claim(self, runner: str) -> Job | None:
         """Take the next job: highest priority, then the key with the least running and longest unserved, then age."""
-        with self.db.write(exclusive=True) as c:
+        with self.db.write(exclusive=True, durable=False) as c:
             group = (jobs.c.key, jobs.c.priority)
             heads = c.execute(
                 sa.select(*group, sa.func.min(jobs.c.seq).label("seq"))
@@ -185,7 +185,7 @@ class JobStore:
         values: dict[str, Any] = {"beat": jobs.c.beat + 1, **live}
         if live:
             values["version"] = jobs.c.version + 1
-        with self.db.write() as c:
+        with self.db.write(durable=False) as c:
             row = c.execute(sa.update(jobs).where(_ours(job)).values(values).returning(jobs.c.cancel)).first()
         return None if row is None else str(row.cancel)
 

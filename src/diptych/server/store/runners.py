@@ -27,7 +27,7 @@ class RunnerTable:
 
     def put(self, runner: str, state: str, about: dict[str, Any]) -> None:
         values = {"state": state, "about": json.dumps(about)}
-        with self.db.write() as c:
+        with self.db.write(durable=False) as c:
             changed = c.execute(
                 sa.update(runners).where(runners.c.id == runner).values(beat=runners.c.beat + 1, **values)
             )
@@ -35,11 +35,11 @@ class RunnerTable:
                 c.execute(sa.insert(runners).values(id=runner, host=host_name(), beat=1, **values))
 
     def beat(self, runner: str) -> None:
-        with self.db.write() as c:
+        with self.db.write(durable=False) as c:
             c.execute(sa.update(runners).where(runners.c.id == runner).values(beat=runners.c.beat + 1))
 
     def remove(self, runner: str) -> None:
-        with self.db.write() as c:
+        with self.db.write(durable=False) as c:
             c.execute(sa.delete(runners).where(runners.c.id == runner))
 
     def rows(self) -> list[RunnerRow]:

@@ -1,0 +1,99 @@
+"""`diptych serve` and `diptych client` as they are typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from tests.server.bad_requests import PNG
+from tests.server.serving import Serving
+from typer.testing import CliRunner, Result
+
+from diptych.cli.client import app
+from diptych.cli.serve import CONTEXT, serve
+
+
+def client(served: Serving, *words: str) -> Result:
+    return CliRunner().invoke(app, [*words], env={"DIPTYCH_URL": served.url})
+
+
+def run_serve(*flags: str) -> Result:
+    main = typer.Typer()
+    main.command(context_settings=CONTEXT)(serve)
+    return CliRunner().invoke(main, [*flags])
+
+
+@pytest.mark.server
+def test_submit_watches_and_downloads(served: Serving, tmp_path: Path) -> None:
+    out = tmp_path / "clip.mp4"
+    (tmp_path / "a.png").write_bytes(PNG)
+    words = ("a lamp", "--size", "64x96", "--steps", "2", "--seed", "5", "--field", "num_frames=13")
+    done = client(served, "submit", *words, "--image", str(tmp_path / "a.png"), "--output", str(out))
+    assert done.exit_code == 0, done.output
+    video = done.stdout.split()[0]
+    assert out.read_bytes()[4:8] == b"ftyp"
+    with served.client as http:
+        job = http.get(f"/v1/videos/{video}").json()
+    assert [job[k] for k in ("size", "seed", "num_frames", "task")] == ["64x96", 5, 13, "i2va"]
+    assert video in client(served, "list", "--limit", "5").stdout
+    picture = tmp_path / "picture.webp"
+    assert client(served, "download", video, "--variant", "thumbnail", "--output", str(picture)).exit_code == 0
+    assert b"WEBP" in picture.read_bytes()[:16]
+    assert client(served, "delete", video).stdout == "deleted\n"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("submit", "a lamp", "--size", "odd"), "size = 'odd' is not accepted"),
+        (("submit", "a lamp", "--field", "odd"), "--field = 'odd' is not accepted"),
+        (("submit", "a lamp", "--image", "/nowhere.png"), "image /nowhere.png cannot be read"),
+        (("submit", "refuse", "--output", "/tmp/never.mp4"), "failed: prompt = 'refuse'"),
+        (("watch", "video_x"), "No video has the id"),
+        (("list", "--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"),
+        (("list", "--url", "file:///etc/passwd"), "an address such as"),
+    ],
+)
+def test_a_refusal_is_one_sentence(served: Serving, words: tuple[str, ...], sentence: str) -> None:
+    done = client(served, *words)
+    assert sentence in str(done.exception)
+
+
+@pytest.mark.server
+def test_cancel_from_the_terminal(served: Serving) -> None:
+    video = client(served, "submit", "slow=0.1", "--steps", "100").stdout.strip()
+    assert client(served, "cancel", video).stdout.strip() in ("in_progress", "failed")
+    assert served.until(video, "failed")["error"]["code"] == "cancelled"
+    assert "was cancelled" in str(client(served, "watch", video).exception)
+
+
+def test_serve_prints_its_settings() -> None:
+    done = run_serve("some/model", "--port", "9", "--print-config")
+    assert done.exit_code == 0
+    assert "checkpoint: some/model\n" in done.stdout
+    assert "port: 9\n" in done.stdout
+
+
+def test_serve_explains_every_setting() -> None:
+    from diptych.server.settings import Settings
+
+    done = run_serve("--help")
+    assert done.exit_code == 0
+    for name in Settings.model_fields:
+        assert name == "checkpoint" or "--" + name.replace("_", "-") in done.stdout
+
+
+def test_importing_the_command_costs_no_server() -> None:
+    code = "import sys, diptych.cli.serve, diptych.cli.client; print('fastapi' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+def test_the_server_process_itself_never_imports_torch() -> None:
+    code = "import sys, diptych.server.main, diptych.server.running.worker; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
