@@ -101,6 +101,14 @@ def test_logs_name_the_request_and_keep_the_prompt_out(keyed: Serving) -> None:
 
 
 @server
+def test_prompts_are_logged_when_asked_for(tmp_path: Path) -> None:
+    with Serving(tmp_path / "state", "--log-prompts") as serving:
+        with serving.client as client:
+            client.post("/v1/videos", json={"prompt": "a very private wish"})
+        assert "a very private wish" in serving.log.read_text()
+
+
+@server
 def test_pages_of_other_sites_can_do_nothing(api: httpx.Client) -> None:
     for site in ("cross-site", "same-site"):
         answer = api.post("/v1/videos", json={"prompt": "x"}, headers={"Sec-Fetch-Site": site})

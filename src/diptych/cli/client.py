@@ -16,7 +16,6 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from diptych.errors import UserError
 
@@ -125,11 +124,10 @@ def download(
 @app.command("list")
 def list_videos(limit: Annotated[int, typer.Option(help="How many.")] = 20, url: Url = LOCAL) -> None:
     """Show the latest clips."""
-    table = Table("id", "status", "size", "seconds", "steps", "seed", "prompt")
     for job in Api(url).json("GET", f"/v1/videos?limit={limit}")["data"]:
-        shown = [job["id"], f"{job['status']} {job['progress']} %", job["size"], f"{job['duration_s']:.1f}"]
-        table.add_row(*shown, str(job["num_inference_steps"]), str(job["seed"]), job["prompt"][:60])
-    Console().print(table)
+        state = f"{job['status']} {job['progress']} %" if job["status"] == "in_progress" else job["status"]
+        shape = f"{job['size']} {job['duration_s']:.1f} s, {job['num_inference_steps']} steps, seed {job['seed']}"
+        print(f"{job['id']}  {state:<16} {shape:<44} {' '.join(job['prompt'].split())[:60]}")
 
 
 @app.command()

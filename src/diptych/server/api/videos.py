@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import Any
 
@@ -21,6 +22,7 @@ from diptych.server.store.job import Job, is_id, new_id
 from diptych.server.store.jobs import KeyReused, QueueFull, Replay
 
 router = APIRouter(prefix="/v1/videos")
+log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _SCHEMA = {
@@ -262,6 +264,8 @@ def _queue(
         raise
     if replayed:
         service.files.remove(job_id)
+    else:
+        log.info("job %s queued%s", job_id, f": {spec['prompt']!r}" if service.settings.log_prompts else "")
     service.wake()
     return known, replayed
 
