@@ -7,12 +7,14 @@ import sys
 
 import typer
 
+from diptych.cli.bench import app as bench_app
 from diptych.cli.checkpoint import app as checkpoint_app
 from diptych.cli.client import app as client_app
 from diptych.cli.demo import demo
 from diptych.cli.generate import generate
 from diptych.cli.serve import CONTEXT, serve
 from diptych.cli.show import show
+from diptych.cli.trace import trace
 from diptych.errors import Cancelled, UserError
 
 app = typer.Typer(
@@ -24,9 +26,11 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(show)
+app.command()(trace)
 app.command()(demo)
 app.command(context_settings=CONTEXT)(serve)
 app.add_typer(client_app, name="client", help="Talk to a running server: submit, watch, download.")
+app.add_typer(bench_app, name="bench", help="Measure forwards, decodes and loading, and what the machine can do.")
 app.add_typer(checkpoint_app, name="checkpoint", help="Write a tiny checkpoint, or look into any.")
 
 

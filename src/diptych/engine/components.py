@@ -9,6 +9,7 @@ import torch
 
 from diptych import __version__
 from diptych.codecs.text import TextEncoder
+from diptych.codecs.vae_fast import fuse
 from diptych.engine.options import DTYPES, Options
 from diptych.engine.progress import OnProgress
 from diptych.engine.stages import Stages
@@ -78,7 +79,7 @@ class Components:
             clip = load_clip(checkpoint, device, torch.float32, on_bytes)
             before += sizes["text_encoder_2"]
             text = TextEncoder(load_tokenizer(checkpoint), language, load_clip_tokenizer(checkpoint), clip)
-            vae = load_vae(checkpoint, device, vae_dtype, on_bytes)
+            vae = fuse(load_vae(checkpoint, device, vae_dtype, on_bytes))
             before += sizes["vae"]
             audio_vae = vocoder = None
             if checkpoint.has_audio:
