@@ -32,7 +32,7 @@ def test_every_query_head_is_dealt_once_with_the_key_head_it_reads(group: int, k
     for rank in dealt:
         read = [j for j, n in zip(range(rank.kv.start, rank.kv.stop), rank.reads, strict=True) for _ in range(n)]
         assert read == [head // group for head in range(rank.q.start, rank.q.stop)]
-        assert 0 not in rank.reads
+        assert min(rank.reads, default=1) > 0
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 5)] * 4), min_size=1, max_size=4))

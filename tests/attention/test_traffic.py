@@ -36,6 +36,13 @@ def test_both_at_once(ranks) -> None:
         assert sum(sent.bytes for sent in result["sent"]) == expected
 
 
+def test_grouped_key_heads_travel_once(ranks) -> None:
+    """Six query heads read two key heads: of each of its 5 tokens a rank sends 3 + 1 + 1 heads, and gets 3 back."""
+    s, K, b = 5, 8, 4
+    for result in ranks(2)(attend, Case(1, 2, (s, s), heads=6, kv_heads=2), False):
+        assert [sent.bytes for sent in result["sent"]] == [s * (3 + 1 + 1) * K * b, s * 3 * K * b]
+
+
 def test_a_ring_passes_nothing_on_in_its_last_step(ranks) -> None:
     assert [len(result["sent"]) for result in ranks(2)(attend, Case(2, 1, (4, 4)), False)] == [1, 1]
 
