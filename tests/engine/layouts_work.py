@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,10 +53,27 @@ def clips(layout: str | None, folder: str, batches: list[list[ClipRequest]]) -> 
     return results
 
 
+def traced(layout: str, folder: str, request: ClipRequest, out: str) -> dict[str, Any] | None:
+    """A traced clip: its report on the first rank, and this rank's attention and merge bytes by the formulas."""
+    from diptych.attention.volume import attention_bytes, merge_bytes
+    from diptych.parallel import TokenShard
+
+    parts = components(folder)
+    parts = replace(parts, options=replace(parts.options, trace=Path(out)))
+    parsed = Layout.parse(layout)
+    runner = Runner(parts, sharing_for(parsed, CPU), dist.get_rank())
+    orders = take_batch([request], parts.options.checkpoint.defaults)
+    made = Team(runner, dist.group.WORLD).generate(orders, Stages(), lambda: False)
+    r, c = orders[0].resolved, parts.transformer.config
+    plan = TokenShard(r.T * (r.Y // 2) * (r.X // 2), parsed.mesh("cpu")).plan
+    sizes = {"head_dim": c.head_dim, "itemsize": 4}
+    expected = attention_bytes(plan, heads=c.heads, kv_heads=c.heads, **sizes)
+    expected += merge_bytes(parsed.sequence, queries=r.A, heads=c.heads_a, **sizes)
+    return {"report": None if made is None else made[0].report, "expected": expected}
+
+
 def lite_heads() -> TransformerConfig:
     """Lite's 28 and 14 heads on small heads."""
-    from dataclasses import replace
-
     heads, heads_a, size = LITE.heads, LITE.heads_a, 8
     axes = (2, 2, 4)
     return replace(

@@ -83,11 +83,12 @@ class Traffic(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.namespace in ("_c10d_functional", "c10d") and "wait_tensor" not in func.name():
-            self.sent.append(_sent(func.name().split("::")[1], args))
+            self.sent.append(sent_by(func.name().split("::")[1], args))
         return func(*args, **(kwargs or {}))
 
 
-def _sent(collective: str, args: tuple[Any, ...]) -> Sent:
+def sent_by(collective: str, args: tuple[Any, ...]) -> Sent:
+    """What this rank sends in one functional collective, given the operator's name and arguments."""
     if collective == "all_to_all_single":
         x, _, send, name = args
         group = _resolve_process_group(name)

@@ -53,6 +53,7 @@ def generate(
     prompts: Annotated[Path | None, _option("Many clips: a JSON request a line, or a plain prompt a line.")] = None,
     output_dir: Annotated[Path | None, _option("Folder for --prompts.")] = None,
     latents_out: Annotated[Path | None, _option("Also write the final latents (.safetensors).")] = None,
+    trace: Annotated[Path | None, _option("Folder for per-rank timings; `diptych trace` draws them.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report on standard output.")] = False,
 ) -> None:
@@ -74,7 +75,7 @@ def generate(
         "noise_dtype": noise_dtype,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    engine = {"dtype": dtype, "device": device, "layout": layout}
+    engine = {"dtype": dtype, "device": device, "layout": layout, "trace": trace}
     with Display(quiet=quiet) as display:
         if prompts is not None:
             for name, value in (

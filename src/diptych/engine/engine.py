@@ -69,6 +69,7 @@ class Engine:
         device: str | None = None,
         dtype: str | None = None,
         step_timeout: float = STEP_TIMEOUT,
+        trace: str | Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> Engine:
         """Load a checkpoint.
@@ -79,6 +80,8 @@ class Engine:
         device: `cpu`, `cuda` or `cuda:N`; default the first GPU, else the CPU.
         dtype: `float32`, `bfloat16` or `float16` for matrix products and attention; default by the device.
         step_timeout: seconds that ranks may be silent before they are taken for hung.
+        trace: folder to which every clip writes what each rank did with its time; `diptych trace` draws it. Traced
+        clips run uncompiled and a little slower, and their reports have a `trace`.
         on_progress: told of downloading and loading.
 
         Raises `CheckpointError`, `LayoutError` or `RequestError`, each one sentence.
@@ -95,7 +98,8 @@ class Engine:
             raise LayoutError(f"layout {plan} has {plan.world} ranks, and torchrun started {joined}; make them agree")
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
         check_fit(plan, checkpoint.transformer)
-        options = Options(checkpoint, plan, where, working, timedelta(seconds=step_timeout))
+        folder = None if trace is None else Path(trace)
+        options = Options(checkpoint, plan, where, working, timedelta(seconds=step_timeout), trace=folder)
         return cls(checkpoint, _executor(options, on_progress, joined))
 
     @property

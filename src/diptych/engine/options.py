@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,7 @@ class Options:
 
     step_timeout: how long ranks may be silent before they are taken for hung.
     decode_budget: bytes that decoding may take, or None for the default plan.
+    trace: folder for the timings of every rank, or None not to take any.
     """
 
     checkpoint: Checkpoint
@@ -28,6 +30,7 @@ class Options:
     dtype: torch.dtype
     step_timeout: timedelta
     decode_budget: int | None = None
+    trace: Path | None = None
 
     def device_of(self, local_rank: int) -> torch.device:
         """The device of one rank of this host."""

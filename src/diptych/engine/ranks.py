@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -43,18 +43,19 @@ class Place:
     port: int
 
 
-def rank_main(place: Place, options: Options, pipe: Connection, lifeline: Connection) -> None:
-    """Entry point of the process. `lifeline` never carries anything: it ends when the parent does, however it does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+def rank_main(pipe: Connection, lifeline: Connection) -> None:
+    """The whole life of the process. `lifeline` carries nothing: it ends when the parent does, however it does."""
     threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
+    place: Place | None = None
     try:
+        place, options = pipe.recv()
         team = _join(place, options, _loading(pipe, place))
         pipe.send(Ready())
         _serve(team, pipe)
     except (EOFError, BrokenPipeError):
         pass  # the parent is gone
     except BaseException as error:
-        _send(pipe, Failed(_shown(error, place.rank), whole=False))
+        _send(pipe, Failed(_shown(error, place), whole=False))
         os._exit(1)  # other ranks may sit in a collective; do not wait for them in a destructor
     os._exit(0)
 
@@ -98,7 +99,7 @@ def join(
     assert isinstance(control, dist.ProcessGroup)
     sharing = sharing_for(options.layout, device)
     components = Components.load(options, device, first=rank == 0, on_progress=on_progress)
-    return Team(Runner(components, sharing), control)
+    return Team(Runner(components, sharing, rank), control)
 
 
 def _serve(team: Team, pipe: Connection) -> None:
@@ -152,12 +153,20 @@ def _loading(pipe: Connection, place: Place) -> Callable[[Progress], None] | Non
     return (lambda progress: pipe.send(Told(progress))) if place.rank == 0 else None
 
 
-def _shown(error: BaseException, rank: int) -> BaseException:
+def _shown(error: BaseException, place: Place | None) -> BaseException:
     if isinstance(error, UserError | Cancelled):
         return error
+    rank = "?" if place is None else place.rank
     return RankError(f"rank {rank} failed: {error}\n\n" + "".join(traceback.format_exception(error)))
 
 
 def _send(pipe: Connection, message: FromRank) -> None:
     with contextlib.suppress(OSError):
         pipe.send(message)
+
+
+if __name__ == "__main__":
+    # As a module of its own name, so that what is pickled here is what the parent knows.
+    from diptych.engine import ranks
+
+    ranks.rank_main(*(Connection(int(fd)) for fd in sys.argv[1:3]))

@@ -6,6 +6,7 @@ Ranks share a clip in the middle part only: `prepare` and `finish` run on the fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,9 +21,11 @@ from diptych.codecs.text import Conditioning, negative_or_default
 from diptych.codecs.tiles import plan_tiles
 from diptych.codecs.video import decode_cost, decode_video
 from diptych.engine.components import Components
+from diptych.engine.lanes import summarise, write_traces
 from diptych.engine.order import Order
 from diptych.engine.sharing import Sharing, alone
 from diptych.engine.stages import Stages
+from diptych.engine.tracing import RankTrace, Tracer
 from diptych.media.clip import Clip
 from diptych.model.transformer import Grid
 from diptych.request import ResolvedRequest
@@ -47,23 +50,28 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """Finished latents, channels last, float32, and how many forwards all lanes took together."""
+    """Finished latents, channels last, float32, and how many forwards all lanes took together.
+
+    trace: what this rank did with its time, if that was to be told.
+    """
 
     latents: Latents
     forwards: int
+    trace: RankTrace | None = None
 
 
 class Runner:
     """Runs jobs with the components of one rank; keeps nothing from one job to the next."""
 
-    def __init__(self, components: Components, sharing: Sharing | None = None) -> None:
-        self.components = components
+    def __init__(self, components: Components, sharing: Sharing | None = None, rank: int = 0) -> None:
+        self.components, self.rank = components, rank
         self.sharing = sharing or alone()
 
     def generate(self, orders: Sequence[Order], stages: Stages) -> list[Clip]:
         """A batch from text to clips, on this rank alone."""
         job, notes = self.prepare(orders, stages)
-        return self.finish(orders, self.denoise(job, stages), stages, notes)
+        result = self.denoise(job, stages)
+        return self.finish(orders, result, stages, notes, [] if result.trace is None else [result.trace])
 
     @torch.no_grad()
     def prepare(self, orders: Sequence[Order], stages: Stages) -> tuple[Job, list[str]]:
@@ -121,20 +129,33 @@ class Runner:
         c, r, device = self.components, job.resolved, self.components.device
         schedule = schedule_for(c.scheduler_config, r.steps, r.request.sigma_grid)
         denoiser = self.denoiser(job)
-        with stages.stage("denoise", r.steps) as advance:
+        tracer = None if c.options.trace is None else Tracer(self.rank, device, c.transformer.fused_blocks)
+        with stages.stage("denoise", r.steps) as advance, tracer or nullcontext():
 
             def on_step(index: int, clean: Callable[[], Latents]) -> None:
                 wait(device)
+                if tracer is not None:
+                    tracer.step()
                 advance(index + 1, preview=partial(_preview, clean))
                 if after_step is not None:
                     after_step(index)
 
             latents = denoise(denoiser.velocity, schedule, job.noise.to(device), on_step)
-        return Result(latents, denoiser.forwards)
+        return Result(latents, denoiser.forwards, None if tracer is None else tracer.trace)
 
     @torch.no_grad()
-    def finish(self, orders: Sequence[Order], result: Result, stages: Stages, notes: Sequence[str] = ()) -> list[Clip]:
-        """Decode and check. Raises `ClipError` for a clip that is not fit to be called finished."""
+    def finish(
+        self,
+        orders: Sequence[Order],
+        result: Result,
+        stages: Stages,
+        notes: Sequence[str],
+        traces: Sequence[RankTrace],
+    ) -> list[Clip]:
+        """Decode and check; traces of all ranks, if any, are written and summed up in the report.
+
+        Raises `ClipError` for a clip that is not fit to be called finished.
+        """
         c, first = self.components, orders[0].resolved
         video_BCTYX = result.latents.video.permute(0, 4, 1, 2, 3)
         plan = plan_tiles(first.T, first.Y, first.X, c.decode_budget, decode_cost(c.vae))
@@ -144,6 +165,10 @@ class Runner:
             if result.latents.audio is not None:
                 audio_BCA = result.latents.audio.permute(0, 2, 1)
                 sound = decode_audio(c.audio_vae, c.vocoder, audio_BCA, first.samples, first.request.audio_level)
+        traced = {}
+        if c.options.trace is not None and traces:
+            write_traces(c.options.trace, traces)
+            traced["trace"] = summarise(traces)
         clips = []
         for index, order in enumerate(orders):
             report = {
@@ -151,7 +176,8 @@ class Runner:
                 **c.describe(),
                 "forwards": {"computed": result.forwards, "total": result.forwards},
                 "notes": list(notes),
-                "seconds": dict(stages.seconds),
+                "seconds": {name: round(seconds, 4) for name, seconds in stages.seconds.items()},
+                **traced,
             }
             audio = None if sound is None else sound[index]
             clip = Clip(frames[index], audio, first.fps, report=report, latents=_arrays(result.latents, index))

@@ -6,11 +6,11 @@ The parent is no rank: it holds no weights, so whatever happens to a rank, the p
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection, Pipe, wait
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -18,7 +18,7 @@ from diptych.engine.messages import Cancel, Close, Failed, Finished, FromRank, G
 from diptych.engine.options import Options
 from diptych.engine.order import Order
 from diptych.engine.progress import OnProgress
-from diptych.engine.ranks import Place, RankError, rank_main
+from diptych.engine.ranks import Place, RankError
 from diptych.media.clip import Clip
 
 START_SECONDS = 300.0
@@ -116,33 +116,44 @@ class Spawned:
         """End all ranks: by themselves within `seconds`, else by force. None is left when this returns."""
         deadline = time.monotonic() + seconds
         for rank in self._ranks:
-            rank.process.join(max(0.0, deadline - time.monotonic()))
+            rank.wait(max(0.0, deadline - time.monotonic()))
         for rank in self._ranks:
             rank.process.kill()
         for rank in self._ranks:
-            rank.process.join()
+            rank.process.wait()
             rank.pipe.close()
             rank.lifeline.close()
         self._ranks = []
 
 
 class _Rank:
-    """The parent's end of one rank process."""
+    """The parent's end of one rank process.
+
+    A program of its own rather than a multiprocessing child: those import the caller's main module again, which a
+    notebook does not have and a script without a guard does not survive. A session of its own: Ctrl-C in a terminal
+    reaches the parent, and the parent decides.
+    """
 
     def __init__(self, place: Place, options: Options) -> None:
-        context = multiprocessing.get_context("spawn")
         self.place = place
         self.ready = False
-        self.pipe, theirs = context.Pipe()
-        rank_end, self.lifeline = context.Pipe(duplex=False)
-        self.process: SpawnProcess = context.Process(
-            target=rank_main, args=(place, options, theirs, rank_end), name=f"diptych rank {place.rank}", daemon=True
+        self.pipe, theirs = Pipe()
+        rank_end, self.lifeline = Pipe(duplex=False)
+        ends = (theirs.fileno(), rank_end.fileno())
+        command = [sys.executable, "-m", "diptych.engine.ranks", *map(str, ends)]
+        # Standard output is the caller's for results; what a library prints on a rank goes to standard error.
+        self.process = subprocess.Popen(
+            command, pass_fds=ends, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
         )
-        self.process.start()
         theirs.close()
         rank_end.close()
+        self.send((place, options))
 
-    def send(self, message: ToRank) -> None:
+    def wait(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+
+    def send(self, message: ToRank | tuple[Place, Options]) -> None:
         """A rank that is gone is found out by listening, not here."""
         with contextlib.suppress(OSError):
             self.pipe.send(message)
@@ -152,8 +163,8 @@ class _Rank:
         try:
             message: FromRank = pipe.recv()
         except (EOFError, OSError):
-            self.process.join(5.0)
-            return Failed(RankError(f"rank {self.place.rank} ended: {_death(self.process.exitcode)}"), whole=False)
+            self.wait(5.0)
+            return Failed(RankError(f"rank {self.place.rank} ended: {_death(self.process.poll())}"), whole=False)
         return message
 
 

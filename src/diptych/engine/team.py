@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ from diptych.engine.runner import Runner
 from diptych.engine.stages import Stages
 from diptych.errors import Cancelled
 from diptych.media.clip import Clip
+
+T = TypeVar("T")
 
 
 class Team:
@@ -44,14 +46,24 @@ class Team:
                 raise Cancelled(f"stopped after step {index + 1} of {job.resolved.steps}")
 
         result = self.runner.denoise(job, stages, after_step)
+        traces = [] if result.trace is None else self._collect(result.trace)
         if prepared is None:
             return None
-        return self.runner.finish(orders, result, stages, prepared[1])
+        return self.runner.finish(orders, result, stages, prepared[1], traces)
 
     def _broadcast(self, value: Any) -> Any:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
+
+    def _collect(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on the first rank; elsewhere nothing."""
+        if self.rank:
+            dist.gather_object(value, None, dst=0, group=self.control)
+            return []
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.gather_object(value, values, dst=0, group=self.control)
+        return values
 
     def _decide(self, flag: bool) -> bool:
         """The first rank's answer, on every rank."""
