@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from diptych.codecs import vae_fast
 from diptych.codecs.conv3d import conv3d, pack
 from diptych.codecs.group_norm import group_norm
+from diptych.codecs.tiles import GIB, plan_tiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -73,6 +74,16 @@ def test_decoder_equals_diffusers():
         got = vae_fast.FastDecoder(vae.decoder)(latents)
     assert want.std() > 0.1, "the reference must say something"
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3)
+
+
+def test_a_smaller_budget_cuts_the_picture():
+    """The measured peak of 9.23 GiB is the plan's; half of that cuts it once."""
+    with torch.device("meta"):
+        released = AutoencoderKLHunyuanVideo()
+    cost = vae_fast.FastDecoder(released.decoder).cost
+    assert cost.peak(5, 60, 108, 480, 864) == pytest.approx(9.23 * GIB, rel=0.01)
+    assert len({(tile.y, tile.x) for tile in plan_tiles(32, 60, 108, 6 * GIB, cost).tiles}) == 2
+    assert len({(tile.y, tile.x) for tile in plan_tiles(32, 60, 108, 16 * GIB, cost).tiles}) == 1
 
 
 def test_stays_stock_where_the_kernels_cannot_run():

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "Y", "X", "out_T"])
 def _conv(
     x_ptr,
     w_ptr,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diptych.codecs.tiles import GIB, TileCost
+
 
 def fusible(vae: Any) -> bool:
     """Whether the kernels can run: half precision on an NVIDIA GPU, channels in powers of two from 16 on."""
@@ -40,6 +42,13 @@ class FastDecoder(nn.Module):
 
         self.decoder = decoder
         self._packed: dict[str, Packed] = {}
+
+    @property
+    def cost(self) -> TileCost:
+        """Peak bytes of a tile: 9.23 GiB for 17 frames of 480x864 with the released widths in half precision, measured
+        on an H200. Nothing is held twice and no mask is made; what grows with pairs is one frame's scores."""
+        width = self.decoder.up_blocks[-1].resnets[0].norm1.num_channels
+        return TileCost(fixed=0.5 * GIB, per_pixel=1318 * width / 256, per_pair=2)
 
     @torch.no_grad()
     def forward(self, latents_BCTYX: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diptych.codecs.tiles import Tile, TileCost, TilePlan, released_cost
+from diptych.codecs.vae_fast import FastDecoder
 from diptych.errors import ClipError
 
 OnTile = Callable[[int, int], None]
@@ -51,7 +52,10 @@ def decode_tile(vae: Any, latents_CTYX: Tensor, tile: Tile) -> Tensor:
 
 
 def decode_cost(vae: Any) -> TileCost:
-    """What a tile of this VAE costs, by the widths of its last two stages and its dtype."""
+    """What a tile of this VAE costs, by its decoder, the widths of its last two stages and its dtype."""
+    if isinstance(getattr(vae, "decoder", None), FastDecoder):
+        cost: TileCost = vae.decoder.cost
+        return cost
     last, before = vae.config.block_out_channels[:2]
     itemsize = torch.empty((), dtype=vae.dtype).element_size()
     return released_cost(scale=(last + before) / 384, itemsize=itemsize)

@@ -19,7 +19,7 @@ EPS = tl.constexpr(1e-5)
 FP8_MAX = tl.constexpr(448.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])
 def _adaln(
     x_ptr,
     y_ptr,
@@ -66,7 +66,7 @@ def _adaln(
                 normed = tl.where(inside, normed, 0.0)
                 quantum = tl.maximum(tl.max(tl.abs(normed), axis=0), 1e-12) / FP8_MAX
                 tl.store(rows_ptr + b * S + row, quantum)
-                tl.store(normed_ptr + at, (normed / quantum).to(tl.float8e4nv), mask=inside)
+                tl.store(normed_ptr + at, (normed * (1.0 / quantum)).to(tl.float8e4nv), mask=inside)
             else:
                 tl.store(normed_ptr + at, normed.to(dtype), mask=inside)
 

@@ -14,7 +14,15 @@ FP8_MAX = tl.constexpr(448.0)
 
 @triton.jit
 def _gelu(x):
-    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    """erf by Abramowitz and Stegun 7.1.26, absolute error 1.5e-7: the library's erf takes longer than the memory does.
+
+    As erfc of |x|, so that the left tail, where 1 + erf cancels, keeps three digits.
+    """
+    z = tl.abs(x) * 0.7071067811865476
+    t = 1.0 / (1.0 + 0.3275911 * z)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    beyond = 0.5 * series * tl.exp(-z * z)
+    return x * tl.where(x < 0, beyond, 1.0 - beyond)
 
 
 @triton.jit
@@ -26,11 +34,11 @@ def _rows(x_ptr, out_ptr, scale_ptr, D: tl.constexpr, GELU: tl.constexpr, BLOCK:
     if GELU:
         x = _gelu(x)
     scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / FP8_MAX
-    tl.store(out_ptr + row * D + columns, (x / scale).to(tl.float8e4nv), mask=inside)
+    tl.store(out_ptr + row * D + columns, (x * (1.0 / scale)).to(tl.float8e4nv), mask=inside)
     tl.store(scale_ptr + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["values"])
 def _gelu_in_place(x_ptr, values, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < values, other=0.0)

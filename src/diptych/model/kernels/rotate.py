@@ -14,7 +14,7 @@ from diptych.model.plain import Rope
 EPS = tl.constexpr(1.1920929e-07)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])
 def _norm_rotate(
     q_ptr,
     k_ptr,
