@@ -110,5 +110,5 @@ def lite_velocity(layout: str | None) -> list[np.ndarray]:
     from diptych.sampling.denoiser import Denoiser
 
     denoiser = Denoiser(model, attend, grid, [context], 1.0, None, shard)
-    out = denoiser._forward(video, audio, times, context)
+    out = denoiser.lane(video, audio, times, context)
     return [out.video.numpy(), out.audio.numpy()]

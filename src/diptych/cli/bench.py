@@ -58,6 +58,43 @@ def forward(
     _write(json, result)
 
 
+@app.command()
+def attention(
+    world: Annotated[list[int], typer.Option(help="Numbers of ranks; repeat it for several.", min=1)],
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Play one rank on one device, instead of running under torchrun.")
+    ] = False,
+    layout: Annotated[list[str] | None, typer.Option(help="Only these layouts, such as ring=2,ulysses=4.")] = None,
+    link: Annotated[float, typer.Option(help="GB/s that a rank sends at, for the prediction.", min=0.001)] = 370.0,
+    model: Model = "pro",
+    geometry: Size = "864x480x125",
+    blocks: Blocks = None,
+    text: Text = 200,
+    repeats: Repeats = 3,
+    device: Device = None,
+    json: Json = None,
+) -> None:
+    """What one rank of many computes and sends, and the step that gives: how a layout will scale."""
+    from diptych.bench.geometry import Geometry
+    from diptych.bench.layouts import bench_layouts, layouts_table
+    from diptych.parallel import Layout
+
+    result = bench_layouts(
+        model,
+        Geometry.parse(geometry),
+        world,
+        device=_device(device),
+        blocks=blocks,
+        text_tokens=text,
+        repeats=repeats,
+        link=link * 1e9,
+        simulate=simulate,
+        only=None if layout is None else [Layout.parse(text) for text in layout],
+    )
+    typer.echo(layouts_table(result))
+    _write(json, result)
+
+
 def _device(name: str | None) -> Any:
     import torch
 

@@ -68,7 +68,7 @@ class Denoiser:
         (times the grid of the distilled heads in the last axis)."""
         video = self._input(latents.video)
         self.forwards += len(self.contexts)
-        lanes = [partial(self._forward, video, latents.audio, timestep, context) for context in self.contexts]
+        lanes = [partial(self.lane, video, latents.audio, timestep, context) for context in self.contexts]
         return self.combine(lanes, self.guidance)
 
     def _input(self, video: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Denoiser:
             mask[:, -1] = 1
         return torch.cat([noisy, torch.zeros_like(noisy), mask], dim=-1)
 
-    def _forward(self, video: Tensor, audio: Tensor | None, timestep: Tensor, context: TextContext) -> Latents:
+    def lane(self, video: Tensor, audio: Tensor | None, timestep: Tensor, context: TextContext) -> Latents:
         model, grid = self.model, self.grid
         modulations = self._modulations(timestep, context, len(video), audio=audio is not None)
         streams = model.embed(video, audio, context, grid, modulations, self.attend)
