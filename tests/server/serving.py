@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from typing import Any
 import httpx2 as httpx
 
 HERE = Path(__file__).parent
+TLS = ssl.create_default_context()
+"""Made once: each client would load all certificates anew."""
 FAKE = "tests.server.fake_engine:load"
 _RUN = (
     "import sys; from diptych.server.main import serve; from diptych.server.settings import load; "
@@ -43,7 +46,7 @@ class Serving:
 
     @property
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+        return httpx.Client(base_url=self.url, timeout=60, verify=TLS)
 
     def start(self, *, ready: bool = True) -> None:
         command = [sys.executable, "-c", _RUN, self.engine, self.checkpoint, "--port", "0"]
@@ -63,7 +66,7 @@ class Serving:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                answer = httpx.get(self.url + "/readyz", timeout=5)
+                answer = httpx.get(self.url + "/readyz", timeout=5, verify=TLS)
                 if answer.status_code == 200:
                     return
                 reason = answer.text
@@ -94,7 +97,7 @@ class Serving:
                 if job.get("status", "gone") in states:
                     return job
                 assert time.monotonic() < deadline, job
-                time.sleep(0.02)
+                time.sleep(0.04)
 
 
 def processes_with(text: str, seconds: float = 5) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from tests.server.serving import Serving
+from tests.server.serving import Serving, processes_with
 
 pytestmark = pytest.mark.server
 SLOW = "slow=0.1"
@@ -41,129 +41,135 @@ def files_of(state: Path, video_id: str) -> list[str]:
 # -- a kill in each state -----------------------------------------------------------------------------
 
 
-def test_after_kill_9_queued_jobs_run_in_order_and_a_running_one_is_interrupted(state: Path) -> None:
-    with Serving(state) as serving:
-        finished = post(serving, "done before")
-        serving.until(finished, "completed")
-        running = post(serving, SLOW, num_inference_steps=100)
-        queued = [post(serving, f"waiting {i}") for i in range(3)]
-        serving.until(running, "in_progress")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, dict[str, str]]]:
+    """A server with four engines and a job in each state, killed with -9 and started again; the jobs by name."""
+    state = tmp_path_factory.mktemp("killed") / "state"
+    with Serving(state, "--cancel-timeout", "0.3", "--replicas", "4") as serving, serving.client as client:
+        jobs = {"finished": post(serving, "done before")}
+        serving.until(jobs["finished"], "completed")
+        for name in ("plain", "published", "cancelled", "deleted"):
+            jobs[name] = post(serving, f"{SLOW} deaf=60", num_inference_steps=200)
+        for name in ("plain", "published", "cancelled", "deleted"):
+            serving.until(jobs[name], "in_progress")  # all four at once
+        jobs |= {f"queued {i}": post(serving, f"waiting {i}") for i in range(3)}
+        jobs["unreadable"] = post(serving, "unreadable")
+        asked = client.post(f"/v1/videos/{jobs['cancelled']}/cancel")
+        assert (asked.status_code, asked.json()["status"]) == (200, "in_progress")
+        pending = client.delete(f"/v1/videos/{jobs['deleted']}")
+        assert (pending.status_code, pending.json()["error"]["code"]) == (409, "cancellation_pending")
+        assert pending.headers["retry-after"] == "2"
         serving.kill(signal.SIGKILL)
+        # The instant between the rename of the files and the transaction that completes the job.
+        shutil.copytree(state / "jobs" / jobs["finished"] / "a1", state / "jobs" / jobs["published"] / "a1")
+        with sqlite3.connect(state / "jobs.db") as db:
+            db.execute("UPDATE jobs SET spec = 'garbage' WHERE id = ?", (jobs["unreadable"],))
         serving.restart()
-        job = serving.until(running, "failed")
-        assert job["error"]["code"] == "interrupted"
-        ends = [serving.until(v, "completed") for v in queued]
-        assert all(e["progress"] == 100 for e in ends)
-        assert serving.until(finished, "completed")["progress"] == 100
-        with serving.client as client:
-            assert client.get(f"/v1/videos/{finished}/content").status_code == 200
-        assert not list((state / "work").iterdir())
+        yield serving, jobs
+
+
+def test_after_a_kill_queued_jobs_run_in_order(killed: tuple[Serving, dict[str, str]]) -> None:
+    serving, jobs = killed
+    for index in range(3):
+        assert serving.until(jobs[f"queued {index}"], "completed")["progress"] == 100
+    with sqlite3.connect(serving.state / "jobs.db") as db:
+        turns = [db.execute("SELECT turn FROM jobs WHERE id = ?", (jobs[f"queued {i}"],)).fetchone() for i in range(3)]
+    assert turns == sorted(turns)
+
+
+def test_after_a_kill_a_running_job_is_interrupted(killed: tuple[Serving, dict[str, str]]) -> None:
+    serving, jobs = killed
+    assert serving.until(jobs["plain"], "failed")["error"]["code"] == "interrupted"
+    assert not list((serving.state / "work").glob(jobs["plain"] + "*"))
+
+
+def test_a_clip_published_just_before_the_kill_is_completed(killed: tuple[Serving, dict[str, str]]) -> None:
+    serving, jobs = killed
+    assert serving.until(jobs["published"], "completed", "failed")["status"] == "completed"
+    with serving.client as client:
+        for name in ("published", "finished"):
+            assert client.get(f"/v1/videos/{jobs[name]}/content").content[4:8] == b"ftyp"
+
+
+def test_a_wish_to_stop_survives_the_kill(killed: tuple[Serving, dict[str, str]]) -> None:
+    serving, jobs = killed
+    assert serving.until(jobs["cancelled"], "failed")["error"]["code"] == "cancelled"
+    with serving.client as client:
+        assert client.get(f"/v1/videos/{jobs['deleted']}").status_code == 404
+    assert files_of(serving.state, jobs["deleted"]) == []
+
+
+def test_an_unreadable_record_is_set_aside_and_the_start_goes_on(killed: tuple[Serving, dict[str, str]]) -> None:
+    serving, jobs = killed
+    with serving.client as client:
+        listed = {v["id"] for v in client.get("/v1/videos").json()["data"]}
+    assert listed == set(jobs.values()) - {jobs["unreadable"], jobs["deleted"]}
 
 
 def test_with_requeue_a_running_job_is_run_again_once(state: Path) -> None:
-    with Serving(state, "--on-restart", "requeue") as serving:
-        twice = post(serving, SLOW, num_inference_steps=30)
-        for _ in range(2):
-            serving.until(twice, "in_progress")
-            serving.kill(signal.SIGKILL)
-            serving.restart()
+    with Serving(state, "--on-restart", "requeue", "--replicas", "2") as serving:
+        twice, once = post(serving, SLOW, num_inference_steps=60), post(serving, SLOW, num_inference_steps=8)
+        for video in (twice, once):
+            serving.until(video, "in_progress")
+        serving.kill(signal.SIGKILL)
+        serving.restart()
+        assert serving.until(once, "completed", "failed")["status"] == "completed"
+        serving.until(twice, "in_progress")
+        serving.kill(signal.SIGKILL)
+        serving.restart()
         assert serving.until(twice, "failed")["error"]["code"] == "interrupted"
-        once = post(serving, SLOW, num_inference_steps=5)
-        serving.until(once, "in_progress")
-        serving.kill(signal.SIGKILL)
-        serving.restart()
-        assert serving.until(once, "completed")["progress"] == 100
-
-
-def test_a_clip_published_just_before_the_kill_is_completed(state: Path) -> None:
-    with Serving(state) as serving:
-        finished = post(serving, "first")
-        serving.until(finished, "completed")
-        running = post(serving, SLOW, num_inference_steps=100)
-        serving.until(running, "in_progress")
-        serving.kill(signal.SIGKILL)
-        # The state between the rename and the transaction.
-        shutil.copytree(state / "jobs" / finished / "a1", state / "jobs" / running / "a1")
-        serving.restart()
-        assert serving.until(running, "completed", "failed")["status"] == "completed"
-        with serving.client as client:
-            assert client.get(f"/v1/videos/{running}/content").content[4:8] == b"ftyp"
-
-
-@pytest.mark.parametrize("how", ["cancel", "delete"])
-def test_a_wish_to_stop_survives_the_kill(state: Path, how: str) -> None:
-    with Serving(state, "--cancel-timeout", "0.3", "--on-restart", "requeue") as serving:
-        video = post(serving, f"{SLOW} deaf=60", num_inference_steps=100)
-        serving.until(video, "in_progress")
-        with serving.client as client:
-            if how == "cancel":
-                answer = client.post(f"/v1/videos/{video}/cancel")
-                assert (answer.status_code, answer.json()["status"]) == (200, "in_progress")
-            else:
-                answer = client.delete(f"/v1/videos/{video}")
-                assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancellation_pending")
-                assert answer.headers["retry-after"] == "2"
-        serving.kill(signal.SIGKILL)
-        serving.restart()
-        with serving.client as client:
-            answer = client.get(f"/v1/videos/{video}")
-        if how == "cancel":
-            assert answer.json()["error"]["code"] == "cancelled"
-        else:
-            assert answer.status_code == 404
-            assert files_of(state, video) == []
-
-
-def test_an_unreadable_record_is_set_aside_and_the_start_goes_on(state: Path) -> None:
-    with Serving(state) as serving:
-        running = post(serving, SLOW, num_inference_steps=100)
-        bad, good = post(serving, "bad"), post(serving, "good")
-        serving.until(running, "in_progress")
-        serving.kill(signal.SIGKILL)
-        with sqlite3.connect(state / "jobs.db") as db:
-            db.execute("UPDATE jobs SET spec = 'garbage' WHERE id = ?", (bad,))
-        serving.restart()
-        assert serving.until(good, "completed")["progress"] == 100
-        with serving.client as client:
-            assert bad not in [v["id"] for v in client.get("/v1/videos").json()["data"]]
 
 
 # -- stopping -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server whose engine writes each finished step to the file `steps` beside the state."""
+    folder = tmp_path_factory.mktemp("shared")
+    steps = folder / "steps"
+    steps.touch()
+    with Serving(folder / "state", "--stall-timeout", "1", DIPTYCH_TEST_STEPS=str(steps)) as serving:
+        yield serving
+
+
+def steps_of(serving: Serving, prompt: str) -> int:
+    lines = (serving.state.parent / "steps").read_text().splitlines()
+    return sum(line.startswith(prompt + "|") for line in lines)
+
+
 @pytest.mark.parametrize("how", ["cancel", "delete"])
-def test_a_running_job_stops_at_the_next_step_and_frees_the_engine(state: Path, tmp_path: Path, how: str) -> None:
-    steps = tmp_path / "steps"
-    with Serving(state, DIPTYCH_TEST_STEPS=str(steps)) as serving, serving.client as client:
-        video = post(serving, SLOW, num_inference_steps=100)
-        while not steps.exists() or len(steps.read_text().splitlines()) < 5:
+def test_a_running_job_stops_at_the_next_step_and_frees_the_engine(shared: Serving, how: str) -> None:
+    prompt = f"{SLOW} {how}"
+    with shared.client as client:
+        video = post(shared, prompt, num_inference_steps=100)
+        while steps_of(shared, prompt) < 5:
             time.sleep(0.01)
-        before = len(steps.read_text().splitlines())
+        before = steps_of(shared, prompt)
         if how == "delete":
             assert client.delete(f"/v1/videos/{video}").json()["deleted"] is True
-            assert len(steps.read_text().splitlines()) - before <= 1, "the engine still ran when the answer came"
+            assert steps_of(shared, prompt) - before <= 1, "the engine still ran when the answer came"
             assert client.get(f"/v1/videos/{video}").status_code == 404
-            assert files_of(state, video) == []
+            assert files_of(shared.state, video) == []
         else:
             client.post(f"/v1/videos/{video}/cancel")
-            job = serving.until(video, "failed")
+            job = shared.until(video, "failed")
             assert job["error"]["code"] == "cancelled"
             assert 0 < job["progress"] < 100
         time.sleep(0.3)
-        assert len(steps.read_text().splitlines()) - before <= 1
-        serving.until(post(serving, "next"), "completed")
+        assert steps_of(shared, prompt) - before <= 1
+        shared.until(post(shared, "next"), "completed")
 
 
-def test_a_queued_job_that_is_cancelled_never_starts(state: Path, tmp_path: Path) -> None:
-    steps = tmp_path / "steps"
-    with Serving(state, DIPTYCH_TEST_STEPS=str(steps)) as serving, serving.client as client:
-        running = post(serving, SLOW, num_inference_steps=8)
-        queued = post(serving, "never")
+def test_a_queued_job_that_is_cancelled_never_starts(shared: Serving) -> None:
+    with shared.client as client:
+        running = post(shared, SLOW, num_inference_steps=8)
+        queued = post(shared, "never")
         assert client.post(f"/v1/videos/{queued}/cancel").json()["error"]["code"] == "cancelled"
         assert client.post(f"/v1/videos/{queued}/cancel").json()["status"] == "failed"
-        serving.until(running, "completed")
-        serving.until(post(serving, "after"), "completed")
-        assert "never" not in steps.read_text()
+        shared.until(running, "completed")
+        shared.until(post(shared, "after"), "completed")
+    assert steps_of(shared, "never") == 0
 
 
 def test_sigterm_finishes_the_running_job_and_leaves_no_process(state: Path) -> None:
@@ -181,9 +187,10 @@ def test_sigterm_finishes_the_running_job_and_leaves_no_process(state: Path) -> 
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
             assert client.get(f"/v1/videos/{running}").json()["status"] == "in_progress"
         assert serving.process.wait(20) == 0
-        serving.restart()
-        assert serving.until(running, "completed", "failed")["status"] == "completed"
-        serving.until(queued, "completed")
+        assert not processes_with(str(state))
+        with sqlite3.connect(state / "jobs.db") as db:
+            ends = dict(db.execute("SELECT id, status FROM jobs"))
+        assert ends == {running: "completed", queued: "queued"}
 
 
 def test_sigterm_puts_a_long_job_back_into_the_queue_if_told_to(state: Path) -> None:
@@ -196,12 +203,6 @@ def test_sigterm_puts_a_long_job_back_into_the_queue_if_told_to(state: Path) -> 
 
 
 # -- engines that fail --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with Serving(tmp_path_factory.mktemp("shared") / "state", "--stall-timeout", "1") as serving:
-        yield serving
 
 
 @pytest.mark.parametrize(
@@ -234,17 +235,18 @@ def test_a_poisoned_job_fails_alone(shared: Serving, prompt: str, code: str) -> 
     assert not list((shared.state / "jobs" / bad).glob("a*"))
 
 
-def test_readiness_says_when_the_engine_is_being_restarted(state: Path) -> None:
-    with Serving(state) as serving, serving.client as client:
-        bad = post(serving, "die=1")
-        serving.until(bad, "failed")
+def test_readiness_says_when_the_engine_is_being_restarted(shared: Serving) -> None:
+    shared.until_ready()
+    with shared.client as client:
+        bad = post(shared, "die=1")
+        shared.until(bad, "failed")
         answer = client.get("/readyz")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the engine is being restarted")
         refused = client.post("/v1/videos", json={"prompt": "too early"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_down")
         assert client.get("/livez").status_code == 200
         assert client.get(f"/v1/videos/{bad}").status_code == 200
-        serving.until_ready()
+        shared.until_ready()
 
 
 def test_an_engine_that_cannot_load_keeps_the_server_unready_and_says_why(state: Path) -> None:
@@ -266,7 +268,7 @@ def test_an_engine_that_cannot_load_keeps_the_server_unready_and_says_why(state:
 def test_200_clients_at_once_get_50_places_and_all_accepted_run_in_order(state: Path, tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     with Serving(state, "--max-queue", "50", DIPTYCH_TEST_STEPS=str(steps)) as serving:
-        running = post(serving, "slow=60", num_inference_steps=1)
+        running = post(serving, "slow=0.1", num_inference_steps=200)
         serving.until(running, "in_progress")
         answers: list[httpx.Response] = []
 
@@ -286,8 +288,8 @@ def test_200_clients_at_once_get_50_places_and_all_accepted_run_in_order(state: 
         accepted = [a.json()["id"] for a in answers if a.status_code == 200]
         with sqlite3.connect(state / "jobs.db") as db:
             order = [p for (p,) in db.execute("SELECT json_extract(spec, '$.prompt') FROM jobs ORDER BY seq")][1:]
-        serving.kill(signal.SIGKILL)
-        serving.restart()
+        with serving.client as client:
+            client.delete(f"/v1/videos/{running}")
         for video in accepted:
             serving.until(video, "completed", seconds=60)
         ran = [line.split("|")[0] for line in steps.read_text().splitlines() if line.startswith("n ")]

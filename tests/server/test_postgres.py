@@ -156,20 +156,3 @@ def test_an_api_host_without_engines_serves_what_another_one_makes(database: str
     finally:
         if api.alive:
             api.process.kill()  # type: ignore[union-attr]
-
-
-def test_two_replicas_of_one_server_work_at_the_same_time(tmp_path: Path) -> None:
-    with Serving(tmp_path / "state", "--replicas", "2") as serving, serving.client as client:
-        deadline = time.monotonic() + 30
-        while (
-            client.get("/metrics").text.count("} 1.0\n") < 2
-            or 'ready{engine="1"} 1.0' not in client.get("/metrics").text
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        ids = [client.post("/v1/videos", json={"prompt": f"slow=0.3 {n}"}).json()["id"] for n in range(2)]
-        for video in ids:
-            serving.until(video, "in_progress")
-        assert {client.get(f"/v1/videos/{v}").json()["status"] for v in ids} == {"in_progress"}
-        for video in ids:
-            serving.until(video, "completed")

@@ -92,7 +92,7 @@ def test_submit_watch_progress_and_preview_then_play_with_sound(page: Any) -> No
     page.locator("#wave").wait_for()
     assert "96 × 64" in page.locator("#facts").inner_text()
     page.keyboard.press("Escape")
-    assert page.locator("#viewer video").count() == 0
+    page.locator("#viewer video").wait_for(state="detached")
 
 
 def test_cancel_stops_what_is_being_made(page: Any, serving: Serving) -> None:

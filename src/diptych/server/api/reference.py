@@ -128,10 +128,9 @@ def _from_url(url: str, settings: Settings, limit: int) -> bytes:
         except ValueError:
             host = None
         if host not in settings.allowed_media_domains or not scheme.startswith("https:"):
-            raise _bad(
-                f"input_reference may not be fetched from {(host or url)[:80]!r}: upload the image, or send a data: URL.",
-                "url_not_allowed",
-            )
+            shown = repr((host or url)[:80])
+            text = f"input_reference may not be fetched from {shown}: upload the image, or send a data: URL."
+            raise _bad(text, "url_not_allowed")
         return fetch(url, frozenset(settings.allowed_media_domains), limit)
     raise _bad(
         "input_reference takes a file or a data: URL; a path or another address is not read.", "path_not_allowed"

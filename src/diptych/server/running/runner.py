@@ -141,7 +141,7 @@ class Runner(threading.Thread):
             if job is not None:
                 self._become("busy", "")
                 if not self._work(process, job):
-                    self._become("down", "the engine is being restarted")
+                    self._lost()
                     return
                 self._become("ready", "")
                 continue
@@ -190,10 +190,13 @@ class Runner(threading.Thread):
                     self._stopped(job)
                     break
                 elif isinstance(message, Failed) and message.job == job.id:
-                    self._fail(job, message.code, message.message)
                     usable = not message.fatal
+                    if message.fatal:
+                        self._lost()
+                    self._fail(job, message.code, message.message)
                     break
                 elif isinstance(message, EOFError):
+                    self._lost()
                     self._died(job)
                     usable = False
                     break
@@ -201,6 +204,7 @@ class Runner(threading.Thread):
                     raise ValueError(f"an unexpected message: {message!r:.200}")
                 elif now - tracker.heard > tracker.limit:
                     log.error("job %s stalled in %s", job.id, tracker.stage)
+                    self._lost()
                     process.end()
                     self._fail(job, "stalled", str(_STALLED["message"]))
                     usable = False
@@ -219,6 +223,7 @@ class Runner(threading.Thread):
             except Exception:
                 # Whatever a message did to us, it ends its own job only.
                 log.exception("job %s", job.id)
+                self._lost()
                 self._fail(job, "engine_failed", "The engine sent what the server cannot use.")
                 usable = False
                 break
@@ -228,6 +233,10 @@ class Runner(threading.Thread):
         self.notify(job.id)
         self._count(job.id, time.monotonic() - started)
         return usable
+
+    def _lost(self) -> None:
+        """Before the job's end is told: who sees it fail sees that the engine is away."""
+        self._become("down", "the engine is being restarted")
 
     def _beat(self, job: Job) -> None:
         with contextlib.suppress(OperationalError):

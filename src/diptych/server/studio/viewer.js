@@ -6,8 +6,12 @@ import { duration } from "./cost.js";
 
 const $ = (id) => document.getElementById(id);
 
+let shown = null;
+
 export async function open(job, actions) {
   const dialog = $("viewer");
+  const mine = {};
+  shown = mine;
   $("screen").replaceChildren();
   $("viewer-prompt").textContent = job.prompt;
   const facts = {
@@ -37,17 +41,23 @@ export async function open(job, actions) {
   dialog.showModal();
   for (let output = 0; output < job.num_outputs; output += 1) {
     const url = await blobUrl(job.id, output);
+    if (shown !== mine) return; // closed, or another one opened, while this was fetched
     if (output === 0) save.href = url;
     $("screen").append(make("video", { src: url, controls: true, loop: true, autoplay: output === 0, playsInline: true }));
   }
   if (job.has_audio) {
-    $("wave").src = await blobUrl(job.id, "waveform");
+    const url = await blobUrl(job.id, "waveform");
+    if (shown !== mine) return;
+    $("wave").src = url;
     $("wave").hidden = false;
   }
 }
 
 export function start() {
   const dialog = $("viewer");
-  dialog.addEventListener("close", () => $("screen").replaceChildren());
+  dialog.addEventListener("close", () => {
+    shown = null;
+    $("screen").replaceChildren();
+  });
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }
