@@ -45,6 +45,12 @@ def generate(
     dtype: Annotated[
         str | None, _option("Working dtype: float32, bfloat16 or float16. Default: by the device.")
     ] = None,
+    precision: Annotated[
+        str, _option("exact, or fp8: faster and smaller, an approximation. Default: exact.")
+    ] = "exact",
+    modulation: Annotated[
+        str, _option("resident, or tables: its weights wait in host memory, same clip. Default: resident.")
+    ] = "resident",
     device: Annotated[str | None, _option("cpu, cuda, cuda:1 … Default: the first GPU, else the CPU.")] = None,
     layout: Annotated[str | None, _option("How ranks share the clip, such as cfg=2,ulysses=4.")] = None,
     from_clip: Annotated[
@@ -75,7 +81,14 @@ def generate(
         "noise_dtype": noise_dtype,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    engine = {"dtype": dtype, "device": device, "layout": layout, "trace": trace}
+    engine = {
+        "dtype": dtype,
+        "precision": precision,
+        "modulation": modulation,
+        "device": device,
+        "layout": layout,
+        "trace": trace,
+    }
     with Display(quiet=quiet) as display:
         if prompts is not None:
             for name, value in (

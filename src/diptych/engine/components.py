@@ -13,6 +13,8 @@ from diptych.codecs.vae_fast import fuse
 from diptych.engine.options import DTYPES, Options
 from diptych.engine.progress import OnProgress
 from diptych.engine.stages import Stages
+from diptych.memory.fp8 import quantise
+from diptych.memory.tables import park
 from diptych.model.components import (
     load_audio_vae,
     load_clip,
@@ -70,7 +72,11 @@ class Components:
 
             with torch.device("meta"):
                 transformer = Transformer(checkpoint.transformer)
+                if options.precision == "fp8":
+                    quantise(transformer)
             load_transformer(transformer, checkpoint, device=device, dtype=dtype, on_bytes=on_bytes)
+            if options.modulation == "tables":
+                park(transformer)
             before += sizes["transformer"]
             if not first:
                 return cls(options, device, transformer.eval(), checkpoint.scheduler)
@@ -98,6 +104,8 @@ class Components:
             "ranks": self.options.layout.world,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "dtype": names[self.options.dtype],
+            "precision": self.options.precision,
+            "modulation": self.options.modulation,
             "diptych": __version__,
             "torch": torch.__version__,
         }

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 import torch
 
+from diptych.attention.kernels import check_name
+from diptych.attention.roles import Role
 from diptych.errors import LayoutError, RequestError
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 
+Precision = Literal["exact", "fp8"]
+Modulation = Literal["resident", "tables"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -22,6 +27,8 @@ class Options:
     step_timeout: how long ranks may be silent before they are taken for hung.
     decode_budget: bytes that decoding may take, or None for the default plan.
     trace: folder for the timings of every rank, or None not to take any.
+    precision: exact, or fp8 for products on video tokens and video self-attention.
+    modulation: whether its weights stay on the device, or only tables of what they give for each step.
     """
 
     checkpoint: Checkpoint
@@ -31,6 +38,13 @@ class Options:
     step_timeout: timedelta
     decode_budget: int | None = None
     trace: Path | None = None
+    precision: Precision = "exact"
+    modulation: Modulation = "resident"
+
+    @property
+    def kernels(self) -> dict[Role, str]:
+        """The attention kernels that are asked for by role."""
+        return {Role.VISUAL_SELF: "fa3-fp8"} if self.precision == "fp8" and self.device.type == "cuda" else {}
 
     def device_of(self, local_rank: int) -> torch.device:
         """The device of one rank of this host."""
@@ -68,6 +82,24 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise RequestError("dtype", name, "one of " + ", ".join(DTYPES))
     return DTYPES[name]
+
+
+def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> Precision:
+    """Raises `RequestError` for a precision that does not exist, or that this device or dtype cannot have."""
+    if name not in get_args(Precision):
+        raise RequestError("precision", name, "exact or fp8")
+    if name == "fp8" and device.type == "cuda":
+        if torch.cuda.get_device_capability(device)[0] != 9 or dtype is not torch.bfloat16:
+            raise RequestError("precision", name, "it takes a Hopper GPU and dtype bfloat16; use exact")
+        check_name("fa3-fp8")
+    return cast(Precision, name)
+
+
+def pick_modulation(name: str) -> Modulation:
+    """Raises `RequestError` for a name that does not exist."""
+    if name not in get_args(Modulation):
+        raise RequestError("modulation", name, "resident or tables")
+    return cast(Modulation, name)
 
 
 def check_room(layout: Layout, device: torch.device, ranks_here: int) -> None:

@@ -27,6 +27,7 @@ from diptych.engine.sharing import Sharing, alone
 from diptych.engine.stages import Stages
 from diptych.engine.tracing import RankTrace, Tracer
 from diptych.media.clip import Clip
+from diptych.memory.tables import ModulationTables
 from diptych.model.transformer import Grid
 from diptych.request import ResolvedRequest
 from diptych.sampling.denoise import denoise
@@ -65,7 +66,7 @@ class Runner:
 
     def __init__(self, components: Components, sharing: Sharing | None = None, rank: int = 0) -> None:
         self.components, self.rank = components, rank
-        self.sharing = sharing or alone()
+        self.sharing = sharing or alone(components.options.kernels)
 
     def generate(self, orders: Sequence[Order], stages: Stages) -> list[Clip]:
         """A batch from text to clips, on this rank alone."""
@@ -129,6 +130,9 @@ class Runner:
         c, r, device = self.components, job.resolved, self.components.device
         schedule = schedule_for(c.scheduler_config, r.steps, r.request.sigma_grid)
         denoiser = self.denoiser(job)
+        if c.options.modulation == "tables":
+            sound = r.A > 0
+            denoiser.tables = ModulationTables(c.transformer, schedule.timesteps, denoiser.contexts, audio=sound)
         tracer = None if c.options.trace is None else Tracer(self.rank, device, c.transformer.fused_blocks)
         with stages.stage("denoise", r.steps) as advance, tracer or nullcontext():
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from diptych.attention import Attend, LocalAttend
+from diptych.attention import Attend, LocalAttend, Role
 from diptych.errors import LayoutError
 from diptych.model.config import TransformerConfig
 from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
@@ -26,22 +26,22 @@ class Sharing:
     combine: Combine
 
 
-def alone() -> Sharing:
-    """One rank: everything is here."""
-    attend = LocalAttend()
+def alone(kernels: Mapping[Role, str] | None = None) -> Sharing:
+    """One rank: everything is here. kernels: attention kernels asked for by role."""
+    attend = LocalAttend(kernels or {})
     return Sharing(lambda tokens: (attend, None), combine_serial)
 
 
-def sharing_for(layout: Layout, device: torch.device) -> Sharing:
-    """This rank's part in a layout. All ranks of the process group call it together."""
+def sharing_for(layout: Layout, device: torch.device, kernels: Mapping[Role, str] | None = None) -> Sharing:
+    """This rank's part in a layout. All ranks of the process group call it together. kernels: as for `alone`."""
     mesh = layout.mesh(device.type)
     pair = GuidancePair(mesh)
 
     def split(tokens: int) -> tuple[Attend, Shard | None]:
         if layout.sequence == 1:
-            return LocalAttend(), None
+            return LocalAttend(kernels or {}), None
         shard = TokenShard(tokens, mesh)
-        return SequenceAttend(shard), shard
+        return SequenceAttend(shard, kernel=kernels or {}), shard
 
     def combine(lanes: Sequence[Callable[[], Latents]], guidance: float) -> Latents:
         if len(lanes) == 1:  # guidance is off: both halves compute the same

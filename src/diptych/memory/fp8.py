@@ -28,7 +28,8 @@ VIDEO_LINEARS = (
 def quantise(model: Transformer, *, exact_first: int = 0, exact_last: int = 0) -> Transformer:
     """Quantise the video products of every fused block in place, except the first and last that are to stay exact.
 
-    One layer at a time: the peak is that of the model before, plus one layer. Returns the same model.
+    One layer at a time: the peak is that of the model before, plus one layer. A model on meta takes its weights
+    quantised when it is loaded: the peak is that of the result, plus one tensor. Returns the same model.
     """
     blocks = model.fused_blocks
     assert exact_first >= 0 and exact_last >= 0

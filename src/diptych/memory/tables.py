@@ -29,12 +29,6 @@ def park(model: Transformer) -> Transformer:
     return model
 
 
-def parked(model: Transformer) -> bool:
-    """Whether the modulation weights are elsewhere than the rest of the model."""
-    weight = model.out_layer.modulation.out_layer.weight
-    return weight.device != model.out_layer.out_layer.weight.device
-
-
 class ModulationTables:
     """The modulations of every step and lane of one request.
 

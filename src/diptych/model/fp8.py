@@ -14,7 +14,8 @@ class Fp8Linear(nn.Module):
     """`nn.Linear` with an e4m3 weight, one float32 scale an output channel; its input is quantised row by row.
 
     weight (out, in) float8_e4m3fn; weight_scale (1, out) float32; bias (out,) in the working dtype, or None. Takes a
-    tensor, or `Rows` that the kernel before it has already quantised; returns the working dtype.
+    tensor, or `Rows` that the kernel before it has already quantised; returns the working dtype. It is stored as the
+    layer it stands for: `take_weight` quantises what a checkpoint holds.
     """
 
     def __init__(self, weight: Rows, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -22,7 +23,8 @@ class Fp8Linear(nn.Module):
         self.out_features, self.in_features = weight.values.shape
         self.dtype = dtype
         self.weight = nn.Parameter(weight.values, requires_grad=False)
-        self.weight_scale = nn.Parameter(weight.scale.reshape(1, -1), requires_grad=False)
+        self.weight_scale: Tensor
+        self.register_buffer("weight_scale", weight.scale.reshape(1, -1), persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
 
     @classmethod
@@ -30,6 +32,14 @@ class Fp8Linear(nn.Module):
     def quantised(cls, linear: nn.Linear) -> Self:
         """The fp8 form of a layer."""
         return cls(to_rows(linear.weight), linear.bias, linear.weight.dtype)
+
+    @torch.no_grad()
+    def take_weight(self, weight: Tensor) -> None:
+        """Hold this weight (out, in), quantised; its dtype is the working dtype from now on."""
+        rows = to_rows(weight)
+        self.weight = nn.Parameter(rows.values, requires_grad=False)
+        self.weight_scale = rows.scale.reshape(1, -1)
+        self.dtype = weight.dtype
 
     def forward(self, x: Tensor | Rows) -> Tensor:
         values, scale = x if isinstance(x, Rows) else to_rows(x)

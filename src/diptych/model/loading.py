@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from diptych.errors import CheckpointError
 from diptych.model.catalogue import OnBytes
 from diptych.model.checkpoint import Checkpoint
+from diptych.model.fp8 import Fp8Linear
 from diptych.model.headers import StoredTensor
 from diptych.model.inventory import Component
 from diptych.model.keys import current_name, stays_as_stored, transformer_keys
@@ -211,7 +212,9 @@ def _stored_names(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _place(module: nn.Module, name: str, tensor: Tensor) -> None:
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
-    if leaf in owner._parameters:
+    if isinstance(owner, Fp8Linear) and leaf == "weight":
+        owner.take_weight(tensor)  # tensor by tensor: never more than one stands beside its quantised form
+    elif leaf in owner._parameters:
         owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
     else:
         owner._buffers[leaf] = tensor
