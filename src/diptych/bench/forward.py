@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diptych.attention import Attend, LocalAttend
+from diptych.attention import Attend, LocalAttend, Role
 from diptych.bench import floors, profile
 from diptych.bench.geometry import Geometry, Inputs, config_named, random_inputs, random_transformer
 from diptych.bench.stock import stock_forward, stock_transformer
 from diptych.bench.timing import alternating, peak_memory
+from diptych.memory.fp8 import quantise
 from diptych.model import ops
 from diptych.model.transformer import Transformer
 
@@ -52,26 +53,28 @@ def bench_forward(
     repeats: int = 3,
     against: str | None = None,
     plain: bool = False,
+    fp8: bool = False,
     with_floor: bool = True,
     with_profile: bool = True,
 ) -> dict[str, Any]:
     """Time forwards of a model with random weights; everything is measured in this run, the rivals in turns.
 
     against: `diffusers` (stock, eager, as its pipeline calls it) or None. plain: also our path without fused kernels.
+    fp8: then also with fp8 products on video tokens and, on a Hopper GPU, fp8 video self-attention.
     """
     config = config_named(model_name, blocks)
     ceilings = floors.measure(config, geometry, text_tokens, device, dtype) if with_floor else None
     model = random_transformer(config, device, dtype)
     inputs = random_inputs(config, geometry, text_tokens, device, dtype)
-    attend = LocalAttend()
-    ours = forward_call(model, inputs, geometry, attend)
+    ours = forward_call(model, inputs, geometry, LocalAttend())
     calls: dict[str, Callable[[], object]] = {"diptych": ours}
     if plain:
-        calls["diptych, no fused kernels"] = forward_call(model, inputs, geometry, attend, plain=True)
+        calls["diptych, no fused kernels"] = forward_call(model, inputs, geometry, LocalAttend(), plain=True)
     stock = stock_transformer(model) if against == "diffusers" else None
     if stock is not None:
         calls["diffusers"] = stock_forward(stock, inputs, padded=True)
     times = alternating(calls, device, repeats)
+    peaks = {name: peak_memory(call, device) for name, call in calls.items()}
     result: dict[str, Any] = {
         "model": model_name,
         "blocks": config.num_visual_blocks,
@@ -79,22 +82,38 @@ def bench_forward(
         "text_tokens": text_tokens,
         "dtype": str(dtype).removeprefix("torch."),
         "machine": machine(device),
+    }
+    if stock is not None:
+        result["difference"] = relative(ours()[0], stock_forward(stock, inputs, padded=False)()[0])
+    if with_profile:
+        result["profile"] = profile.by_class(ours, device)
+    calls.clear()
+    del stock
+    if fp8:
+        exact = ours()[0]
+        quantise(model)
+        attend = LocalAttend({Role.VISUAL_SELF: "fa3-fp8"} if device.type == "cuda" else {})
+        faster = forward_call(model, inputs, geometry, attend)
+        times |= alternating({"diptych fp8": faster}, device, repeats)
+        peaks["diptych fp8"] = peak_memory(faster, device)
+        result["fp8_difference"] = relative(faster()[0], exact)
+        if with_profile:
+            result["fp8_profile"] = profile.by_class(faster, device)
+    todo = floors.work(config, geometry, text_tokens)
+    result |= {
         "seconds": {name: statistics.median(values) for name, values in times.items()},
         "all_seconds": times,
-        "peak_bytes": {name: peak_memory(call, device) for name, call in calls.items()},
+        "peak_bytes": peaks,
+        "linear_operations": todo.linear_operations,
+        "attention_operations": todo.attention_operations,
+        "elementwise_bytes": todo.bytes,
     }
-    todo = floors.work(config, geometry, text_tokens)
-    result["linear_operations"], result["attention_operations"] = todo.linear_operations, todo.attention_operations
-    result["elementwise_bytes"] = todo.bytes
     if ceilings is not None:
         result["ceilings"] = floors.as_json(ceilings)
         result["floor"] = ceilings.floor(todo, config, geometry.tokens)
         result["over_floor"] = result["seconds"]["diptych"] / result["floor"]["floor"]
-    if stock is not None:
+    if against is not None:
         result["speedup"] = result["seconds"]["diffusers"] / result["seconds"]["diptych"]
-        result["difference"] = relative(ours()[0], stock_forward(stock, inputs, padded=False)()[0])
-    if with_profile:
-        result["profile"] = profile.by_class(ours, device)
     return result
 
 

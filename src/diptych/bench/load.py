@@ -14,7 +14,7 @@ from diptych.model.transformer import Transformer
 
 
 def bench_load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, repeats: int = 2) -> dict[str, Any]:
-    """Stream the transformer in, `repeats` times; the first reads from the disk unless its files are in memory already."""
+    """Stream the transformer in, `repeats` times; the first reads from the disk unless the files are cached."""
     stored = checkpoint["transformer"].nbytes
     times = []
     for _ in range(repeats):

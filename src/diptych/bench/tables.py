@@ -21,6 +21,8 @@ def forward_table(result: dict[str, Any]) -> str:
     if "speedup" in result:
         lines.append(f"{'diffusers / diptych':32}{result['speedup']:10.2f}")
         lines.append(f"{'relative difference of velocity':32}{result['difference']:10.2e}")
+    if "fp8_difference" in result:
+        lines.append(f"{'relative difference of fp8':32}{result['fp8_difference']:10.2e}")
     if "profile" in result:
         lines += ["", f"on the device, {result['profile']['launches']} launches"]
         lines += [f"{name:32}{spent:10.4f}" for name, spent in result["profile"]["seconds"].items()]
@@ -28,4 +30,24 @@ def forward_table(result: dict[str, Any]) -> str:
             lines.append(
                 f"  {kernel['seconds']:9.4f} {kernel['launches']:6} {kernel['class']:13} {kernel['kernel'][:70]}"
             )
+    return "\n".join(lines)
+
+
+def seconds_table(result: dict[str, Any]) -> str:
+    """Seconds of each part, and its peak memory where it was taken."""
+    peaks = result.get("peak_bytes", {})
+    lines = [f"{name}: {result[name]}" for name in ("model", "checkpoint", "geometry", "dtype") if result.get(name)]
+    for name, spent in result["seconds"].items():
+        peak = f"{peaks[name] / 2**30:10.1f} GiB" if peaks.get(name) else ""
+        lines.append(f"{name:32}{spent:10.4f} s{peak}")
+    if "speedup" in result:
+        lines.append(f"{'diffusers / diptych':32}{result['speedup']:10.2f}")
+    return "\n".join(lines)
+
+
+def load_table(result: dict[str, Any]) -> str:
+    """Every read with its rate."""
+    lines = [f"{result['checkpoint']}: transformer of {result['bytes'] / 1e9:.2f} GB, {result['machine']['device']}"]
+    for spent, rate in zip(result["seconds"], result["bytes_per_second"], strict=True):
+        lines.append(f"{spent:10.3f} s {rate / 1e9:10.2f} GB/s")
     return "\n".join(lines)

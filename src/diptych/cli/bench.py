@@ -34,6 +34,7 @@ def forward(
     repeats: Repeats = 3,
     against: Against = None,
     plain: Annotated[bool, typer.Option(help="Also without fused kernels.")] = False,
+    fp8: Annotated[bool, typer.Option(help="Then also in fp8.")] = False,
     floor: Annotated[bool, typer.Option(help="Measure this machine's ceilings first.")] = True,
     device: Device = None,
     json: Json = None,
@@ -52,6 +53,7 @@ def forward(
         repeats=repeats,
         against=_rival(against),
         plain=plain,
+        fp8=fp8,
         with_floor=floor,
     )
     typer.echo(forward_table(result))
@@ -92,6 +94,101 @@ def attention(
         only=None if layout is None else [Layout.parse(text) for text in layout],
     )
     typer.echo(layouts_table(result))
+    _write(json, result)
+
+
+@app.command()
+def step(
+    model: Model = "pro",
+    geometry: Size = "864x480x125",
+    blocks: Blocks = None,
+    text: Text = 200,
+    repeats: Repeats = 3,
+    device: Device = None,
+    json: Json = None,
+) -> None:
+    """One step of the sampler with random weights: two forwards with guidance, one for distilled models."""
+    from diptych.bench.geometry import Geometry
+    from diptych.bench.step import bench_step
+    from diptych.bench.tables import seconds_table
+
+    size, where = Geometry.parse(geometry), _device(device)
+    result = bench_step(model, size, device=where, blocks=blocks, text_tokens=text, repeats=repeats)
+    typer.echo(seconds_table(result))
+    _write(json, result)
+
+
+@app.command()
+def decode(
+    geometry: Size = "864x480x125",
+    budget: Annotated[float | None, typer.Option(help="GiB that decoding may take.", min=0.1)] = None,
+    repeats: Repeats = 3,
+    against: Against = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The VAE of the tiny checkpoint.")] = False,
+    device: Device = None,
+    json: Json = None,
+) -> None:
+    """The video VAE with random weights: latents of a clip to frames."""
+    from diptych.bench.decode import bench_decode
+    from diptych.bench.geometry import Geometry
+    from diptych.bench.tables import seconds_table
+
+    result = bench_decode(
+        Geometry.parse(geometry),
+        device=_device(device),
+        tiny=tiny,
+        budget=None if budget is None else int(budget * 2**30),
+        repeats=repeats,
+        against=_rival(against),
+    )
+    typer.echo(seconds_table(result))
+    _write(json, result)
+
+
+Checkpoint = Annotated[str, typer.Argument(help="A folder, a hub id, or a name such as lite-distill.")]
+
+
+@app.command()
+def clip(
+    checkpoint: Checkpoint,
+    geometry: Size = "864x480x125",
+    steps: Annotated[int | None, typer.Option(help="Default: from the checkpoint.")] = None,
+    precision: Annotated[str, typer.Option(help="exact or fp8.")] = "exact",
+    modulation: Annotated[str, typer.Option(help="resident or tables.")] = "resident",
+    repeats: Repeats = 1,
+    device: Device = None,
+    json: Json = None,
+) -> None:
+    """Whole clips from a checkpoint, stage by stage."""
+    from diptych.bench.clip import bench_clip
+    from diptych.bench.geometry import Geometry
+    from diptych.bench.tables import seconds_table
+
+    size = Geometry.parse(geometry)
+    how: dict[str, Any] = {"precision": precision, "modulation": modulation}
+    result = bench_clip(checkpoint, size, device=device, steps=steps, repeats=repeats, **how)
+    typer.echo(seconds_table(result))
+    _write(json, result)
+
+
+@app.command()
+def load(
+    checkpoint: Checkpoint,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: by the device.")] = None,
+    repeats: Repeats = 2,
+    device: Device = None,
+    json: Json = None,
+) -> None:
+    """A checkpoint's transformer from its files to the device: seconds and bytes a second."""
+    from diptych.bench.load import bench_load
+    from diptych.bench.tables import load_table
+    from diptych.engine.engine import open_checkpoint
+    from diptych.engine.options import pick_dtype
+
+    where = _device(device)
+    opened = open_checkpoint(checkpoint, None)
+    result = bench_load(opened, device=where, dtype=pick_dtype(dtype, where), repeats=repeats)
+    typer.echo(load_table(result))
     _write(json, result)
 
 
