@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ from diptych.server.store.jobs import JobStore
 from diptych.server.store.runners import RunnerTable
 
 log = logging.getLogger(__name__)
+
+THREADS = 24
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Service:
 
     async def start(self) -> None:
         """Settle what an earlier process left, then start engines and housekeeping."""
+        # Python's own default is CPUs + 4 threads: two images being decoded would hold up every answer.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "answer"))
         await asyncio.to_thread(self.keeper.recover)
         self._hub_task = asyncio.create_task(self.hub.run())
         self.keeper.start()

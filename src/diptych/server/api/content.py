@@ -12,7 +12,7 @@ from typing import IO
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from diptych.server.api.videos import parts
+from diptych.server.api.submit import parts
 from diptych.server.problems import Problem, invalid, not_found
 from diptych.server.store.job import Job
 

@@ -14,7 +14,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from diptych.server.api.content import content
-from diptych.server.api.videos import accept, body_schema, parts
+from diptych.server.api.submit import accept, parts
+from diptych.server.api.videos import body_schema
 from diptych.server.api.view import progress, video
 from diptych.server.problems import Problem, not_found
 from diptych.server.service import Service

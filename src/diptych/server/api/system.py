@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from diptych.errors import UserError
-from diptych.server.api.videos import parts
+from diptych.server.api.submit import parts
 from diptych.server.problems import Problem
 from diptych.server.service import Service
 

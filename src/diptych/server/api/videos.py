@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
 
-from diptych.server.api import create
-from diptych.server.api.fields import FIELDS, flatten, read_fields
-from diptych.server.api.forms import Body, read_body
-from diptych.server.api.reference import Reference, check_image, read_reference
+from diptych.server.api.fields import FIELDS
+from diptych.server.api.submit import accept, parts
 from diptych.server.api.view import video
-from diptych.server.problems import Problem, invalid, not_found
-from diptych.server.service import Caller, Service
-from diptych.server.store.job import Job, is_id, new_id
-from diptych.server.store.jobs import KeyReused, QueueFull, Replay
+from diptych.server.problems import Problem, invalid
+from diptych.server.service import Service
+from diptych.server.store.job import Job, is_id
 
 router = APIRouter(prefix="/v1/videos")
-log = logging.getLogger(__name__)
 
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _SCHEMA = {
     "type": "object",
     "required": ["prompt"],
@@ -42,19 +36,19 @@ def body_schema(required: bool = True) -> dict[str, Any]:
 @router.post("", openapi_extra=body_schema(), summary="Queue a clip")
 async def create_video(request: Request) -> JSONResponse:
     job_id, replayed = await accept(request, "create")
-    return await answer(request, job_id, replayed)
+    return await answer(request, job_id, replayed=replayed)
 
 
 @router.post("/{video_id}/remix", openapi_extra=body_schema(), summary="Queue a clip like another one")
 async def remix_video(request: Request, video_id: str) -> JSONResponse:
     job_id, replayed = await accept(request, "remix", source_id=video_id)
-    return await answer(request, job_id, replayed)
+    return await answer(request, job_id, replayed=replayed)
 
 
 @router.post("/edits", openapi_extra=body_schema(), summary="Remix the video that is named in the body")
 async def edit_video(request: Request) -> JSONResponse:
     job_id, replayed = await accept(request, "edits")
-    return await answer(request, job_id, replayed)
+    return await answer(request, job_id, replayed=replayed)
 
 
 @router.post("/extensions", summary="Not supported")
@@ -151,12 +145,8 @@ async def _until_gone(service: Service, job: Job, changed: asyncio.Event) -> Non
         changed.clear()
 
 
-def parts(request: Request) -> tuple[Service, Caller]:
-    return request.app.state.service, request.scope["caller"]
-
-
-async def answer(request: Request, job_id: str, replayed: bool = False) -> JSONResponse:
-    """The job object, and when to ask again."""
+async def answer(request: Request, job_id: str, *, replayed: bool | None = None) -> JSONResponse:
+    """The job object, and when to ask again. A job just made (`replayed` False) is shown as it was taken in."""
     service, caller = parts(request)
 
     def look() -> tuple[Job, int | None]:
@@ -164,149 +154,9 @@ async def answer(request: Request, job_id: str, replayed: bool = False) -> JSONR
         return job, service.position(job)
 
     job, position = await asyncio.to_thread(look)
+    if replayed is False:
+        job = replace(job, status="queued", progress=0, completed_ms=None, expires_ms=None, error=None, outcome=None)
     headers = {} if job.terminal else {"openai-poll-after-ms": str(service.settings.poll_after_ms)}
     if replayed:
         headers["Idempotent-Replayed"] = "true"
     return JSONResponse(video(job, position), headers=headers)
-
-
-async def accept(request: Request, route: str, source_id: str | None = None, **forced: Any) -> tuple[str, bool]:
-    """Read, check and queue a job; returns its id and whether it is an earlier one. Raises `Problem`."""
-    service, caller = parts(request)
-    key = request.headers.get("idempotency-key")
-    if key is not None and not _KEY.fullmatch(key):
-        raise Problem(400, "invalid_value", "Idempotency-Key takes 1 to 255 printable characters.", "Idempotency-Key")
-    if source_id is not None:
-        await asyncio.to_thread(service.job, source_id, caller)
-    body = await read_body(request.headers.get("content-type", ""), request.stream())
-    try:
-        return await asyncio.to_thread(_submit, service, caller, route, source_id, key, body, forced)
-    except OperationalError as error:
-        if "full" in str(error.orig):
-            raise service.disk_full() from None
-        raise
-    finally:
-        body.close()
-
-
-def _submit(
-    service: Service,
-    caller: Caller,
-    route: str,
-    source_id: str | None,
-    key: str | None,
-    body: Body,
-    forced: dict[str, Any],
-) -> tuple[str, bool]:
-    values = flatten(body.values)
-    if route == "edits":
-        source_id = _edited(values, body)
-    source = _source(service, caller, source_id) if source_id is not None else None
-    given, ignored = read_fields(values)
-    defaults = service.defaults()
-    image = read_reference(body, given.pop("input_reference", None), service.settings)
-    if source is not None:
-        given = create.remix_fields(source.spec, given)
-        image = image or _source_image(service, source)
-    for name, wanted in forced.items():
-        if given.setdefault(name, wanted) != wanted:
-            raise invalid(name, given[name], f"{wanted} here")
-    spec = create.normalise(given, ignored, image, defaults, service.settings)
-    replay = None
-    if key is not None:
-        replay = Replay(f"{caller.name}|{route}", key, create.digest(spec, source_id or ""))
-        try:
-            known = service.store.replayed(replay)
-        except KeyReused:
-            raise _reused() from None
-        if known is not None:
-            return known, True
-    service.admit()
-    return _queue(service, caller, create.draw_seeds(spec), image, source_id, replay)
-
-
-def _queue(
-    service: Service,
-    caller: Caller,
-    spec: create.Spec,
-    image: Reference | None,
-    source_id: str | None,
-    replay: Replay | None,
-) -> tuple[str, bool]:
-    """Files first, then the record: a record never lacks its input, and a folder without a record is swept."""
-    job_id = new_id(service.store.clock())
-    try:
-        service.files.create(job_id, image.data if image else None)
-        known, replayed = service.store.submit(
-            job_id,
-            spec=spec,
-            key=caller.name,
-            priority=caller.priority,
-            remixed_from=source_id,
-            max_queue=service.settings.max_queue,
-            max_queue_per_key=service.settings.max_queue_per_key if service.keys else None,
-            replay=replay,
-        )
-    except QueueFull as full:
-        service.files.remove(job_id)
-        reason = "key_limit" if full.own else "queue_full"
-        service.metrics.rejected.labels(reason).inc()
-        text = f"{'Your share of the' if full.own else 'The'} queue is full: {full.waiting} jobs wait."
-        raise Problem(429, reason, text, headers={"Retry-After": str(service.seconds_until_place())}) from None
-    except KeyReused:
-        service.files.remove(job_id)
-        raise _reused() from None
-    except OSError as error:
-        service.files.remove(job_id)
-        raise service.disk_full() from error
-    except BaseException:
-        service.files.remove(job_id)
-        raise
-    if replayed:
-        service.files.remove(job_id)
-    else:
-        log.info("job %s queued%s", job_id, f": {spec['prompt']!r}" if service.settings.log_prompts else "")
-    service.wake()
-    return known, replayed
-
-
-def _reused() -> Problem:
-    text = "This Idempotency-Key was used before with another request."
-    return Problem(422, "idempotency_key_reused", text, "Idempotency-Key")
-
-
-def _edited(values: dict[str, Any], body: Body) -> str:
-    """The id in `video`, as `{id}` or text; an uploaded video cannot be edited."""
-    named = values.pop("video", None)
-    if isinstance(named, dict):
-        named = named.get("id")
-    body.files = [f for f in body.files if f[0] != "video" or named is None]
-    if any(name == "video" for name, _ in body.files):
-        text = "This model takes no video as input; name a finished one with video.id."
-        raise Problem(400, "unsupported_operation", text, "video")
-    if not isinstance(named, str):
-        raise Problem(400, "invalid_value", "video is missing: name a finished video with video.id.", "video")
-    return named
-
-
-def _source(service: Service, caller: Caller, source_id: str) -> Job:
-    if not is_id(source_id):
-        raise not_found(source_id)
-    source = service.job(source_id, caller)
-    if source.status != "completed":
-        raise Problem(
-            400,
-            "invalid_source_state",
-            f"The video is {source.status}: only a completed one can be remixed.",
-            "video_id",
-        )
-    return source
-
-
-def _source_image(service: Service, source: Job) -> Reference | None:
-    if source.spec["image"] is None:
-        return None
-    data = service.files.input(source.id)
-    if data is None:
-        raise not_found(source.id)
-    return check_image(data, service.settings)

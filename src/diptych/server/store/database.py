@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
+POOL = 16
 _LOCK = 0x64697074  # "dipt": the advisory lock under which PostgreSQL writers decide on the queue
 
 
@@ -21,11 +22,11 @@ class Database:
     def __init__(self, url: str) -> None:
         self.sqlite = url.startswith("sqlite")
         if self.sqlite:
-            self.engine = sa.create_engine(url, pool_size=16, connect_args={"timeout": 30})
+            self.engine = sa.create_engine(url, pool_size=POOL, connect_args={"timeout": 30})
             event.listen(self.engine, "connect", _on_sqlite_connect)
             event.listen(self.engine, "begin", _on_sqlite_begin)
         else:
-            self.engine = sa.create_engine(url, pool_size=16, pool_pre_ping=True)
+            self.engine = sa.create_engine(url, pool_size=POOL, pool_pre_ping=True)
         self._turn = threading.Lock()
 
     @contextmanager
