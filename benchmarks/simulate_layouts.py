@@ -1,4 +1,4 @@
-"""Per-rank compute of Pro for 1, 2, 4 and 8 ranks, on one GPU: `python benchmarks/simulate_layouts.py OUT.json [blocks]`.
+"""Per-rank compute of Pro for 1, 2, 4, 8 ranks, on one GPU: `python benchmarks/simulate_layouts.py OUT.json [blocks]`.
 
 The same as `diptych bench attention --simulate`, without the command line's dependencies.
 """

@@ -123,13 +123,16 @@ def _one(
     display: Display,
     as_json: bool,
 ) -> None:
-    from diptych.engine.engine import Engine
+    from diptych.engine.engine import Engine, open_checkpoint
+    from diptych.engine.order import take
     from diptych.media.files import check_writable
 
     for path in (output, latents_out):
         if path is not None:
             check_writable(path)
-    with Engine.load(model, **options, on_progress=display) as engine:
+    checkpoint = open_checkpoint(model, display)
+    take(request, checkpoint.defaults)  # what cannot be honoured is refused before a weight is read
+    with Engine.load(checkpoint, **options, on_progress=display) as engine:
         clip = engine.generate(request, on_step=display)
         if clip is None:  # a rank of torchrun that is not the first
             return

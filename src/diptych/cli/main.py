@@ -35,7 +35,7 @@ app.add_typer(checkpoint_app, name="checkpoint", help="Write a tiny checkpoint, 
 
 
 def run() -> None:
-    """Entry point. Exit status: 0 done, 1 some of many failed, 2 something to correct, 130 stopped."""
+    """Entry point. Exit status: 0 done, 1 some of many failed, 2 something to correct, 130 stopped (Ctrl-C too)."""
     try:
         app()
     except UserError as error:
@@ -44,8 +44,6 @@ def run() -> None:
         sys.exit(_say(str(error), 2))
     except Cancelled as error:
         sys.exit(_say(str(error) or "stopped", 130))
-    except KeyboardInterrupt:
-        sys.exit(_say("stopped", 130))
 
 
 def _say(sentence: str, status: int) -> int:

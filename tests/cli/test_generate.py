@@ -1,0 +1,171 @@
+"""`diptych generate`, `show` and `demo` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from diptych.cli.main import run
+from diptych.media.mp4 import read_clip
+
+SIZE = ["--width", "48", "--height", "32", "--frames", "9", "--steps", "3"]
+
+
+def diptych(*arguments: str, **changes) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "diptych", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **changes)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    done = diptych(
+        "generate", "a red circle", "--model", tiny_base, *SIZE, "--seed", "5", "--json",
+        "--output", folder / "a.mp4", "--latents-out", folder / "a.safetensors",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_a_clip_with_its_report_and_latents(made):
+    folder, done = made
+    report = json.loads(done.stdout)
+    assert report["file"] == str(folder / "a.mp4")
+    assert report["request"]["seed"] == 5
+    assert report["forwards"] == {"computed": 6, "total": 6}
+    clip = read_clip(folder / "a.mp4")
+    assert clip.frames.shape == (9, 32, 48, 3)
+    latents = load_file(folder / "a.safetensors")
+    assert latents["video"].shape == (1, 16, 3, 4, 6)
+    assert latents["audio"].shape == (1, 40, 17)
+    assert latents["video"].dtype == latents["audio"].dtype == np.float32
+    for stage in ("Load", "Read the text", "Denoise", "Decode"):
+        assert stage in done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["a.mp4", "a.safetensors"]
+
+
+def test_show_tells_and_from_makes_it_again(made, tmp_path):
+    folder, _ = made
+    shown = diptych("show", folder / "a.mp4")
+    assert "a red circle" in shown.stdout
+    assert json.loads(diptych("show", folder / "a.mp4", "--json").stdout)["request"]["seed"] == 5
+    done = diptych(
+        "generate", "--from", folder / "a.mp4", "--output", tmp_path / "b.mp4", "--quiet",
+        "--latents-out", tmp_path / "b.safetensors",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    one, two = load_file(folder / "a.safetensors"), load_file(tmp_path / "b.safetensors")
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path):
+    lines = [
+        "a red circle",
+        '{"prompt": "waves", "seed": 4, "audio": false}',
+        '{"prompt": "x", "width": 50}',
+        "{broken",
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    done = diptych(
+        "generate", "--prompts", tmp_path / "p.jsonl", "--output-dir", tmp_path / "out", "--model", tiny_base, *SIZE,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0001.mp4", "0002.mp4"]
+    assert "line 3: width = 50 is not accepted" in done.stderr
+    assert "line 4:" in done.stderr
+    assert "2 of 4 lines failed" in done.stderr
+    assert read_clip(tmp_path / "out" / "0002.mp4").audio is None
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from diptych.cli.main import run
+
+def press_when_denoising(main):
+    while True:
+        frame = sys._current_frames().get(main)
+        while frame is not None:
+            if frame.f_code.co_name == "velocity":
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            frame = frame.f_back
+        time.sleep(0.01)
+
+threading.Thread(target=press_when_denoising, args=(threading.get_ident(),), daemon=True).start()
+run()
+"""
+
+
+def test_ctrl_c_stops_and_leaves_no_file(tiny_base, tmp_path):
+    arguments = ["generate", "x", "--model", str(tiny_base), *SIZE[:-1], "900", "--output", str(tmp_path / "a.mp4")]
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.strip().endswith("Aborted.")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert time.monotonic() - start < 60, "900 steps would have taken longer"
+
+
+BAD = {
+    "no prompt": ([], "PROMPT"),
+    "a size": (["x", "--width", "50"], "width = 50 is not accepted: a multiple of 16 pixels, such as 48 or 64."),
+    "a checkpoint that is none": (["x", "--model", "/nonexistent"], "/nonexistent"),
+    "a device that is none": (["x", "--device", "tpu"], "device = 'tpu' is not accepted"),
+    "a dtype that is none": (["x", "--dtype", "int8"], "dtype = 'int8' is not accepted"),
+    "an image that is none": (["x", "--image", __file__], "test_generate.py"),
+    "an image that is not there": (["x", "--image", "/nonexistent.png"], "/nonexistent.png"),
+    "a folder that is not there": (["x", "--output", "/nonexistent/a.mp4"], "there is no folder /nonexistent"),
+    "seconds and frames": (["x", "--seconds", "3", "--frames", "9"], "either --seconds or --frames"),
+    "prompts without a folder": (["--prompts", __file__], "--output-dir"),
+    "prompts and a prompt": (["x", "--prompts", __file__, "--output-dir", "/tmp"], "leave it out with --prompts"),
+    "a clip that tells nothing": (["--from", __file__], "test_generate.py"),
+    "a layout that is none": (["x", "--layout", "ulises=2"], "did you mean ulysses?"),
+    "more GPUs than there are": (["x", "--device", "cuda:7"], "device = 'cuda:7' is not accepted"),
+}
+
+
+@pytest.fixture
+def refused(monkeypatch, tmp_path, capsys):
+    """Run the command in this process, in an empty folder, and give what it said last."""
+
+    def run_refused(*arguments: object) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["diptych", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            run()
+        assert exit_.value.code == 2
+        assert list(tmp_path.iterdir()) == []
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        return said
+
+    return run_refused
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD.keys())
+def test_bad_input_gets_one_sentence(arguments, sentence, tiny_base, refused):
+    model = [] if "--model" in arguments else ["--model", tiny_base]
+    last = refused("generate", *arguments, *model, "--steps", "1").strip().splitlines()[-1]
+    assert last.startswith("diptych: ")
+    assert sentence in last
+
+
+def test_an_unknown_option_is_explained(refused):
+    assert "--widht" in refused("generate", "x", "--widht", "64")
+
+
+@pytest.mark.parametrize("fault", [["--guidance", "5"], ["--image", __file__]])
+def test_what_cannot_be_honoured_is_refused_before_a_weight_is_read(fault, tiny_distilled, refused):
+    said = refused("generate", "x", "--model", tiny_distilled, *fault)
+    assert "diptych: " in said
+    assert "Load" not in said
