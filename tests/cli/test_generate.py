@@ -110,7 +110,7 @@ def test_ctrl_c_stops_and_leaves_no_file(tiny_base, tmp_path):
         [sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 130, done.stderr
-    assert done.stderr.strip().endswith("Aborted.")
+    assert done.stderr.strip().endswith("diptych: stopped")
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
     assert time.monotonic() - start < 60, "900 steps would have taken longer"

@@ -42,6 +42,10 @@ def run() -> None:
         if os.environ.get("DIPTYCH_DEBUG"):
             raise
         sys.exit(_say(str(error), 2))
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C, which typer turns into a silent exit
+            _say("stopped", 130)
+        raise
     except Cancelled as error:
         sys.exit(_say(str(error) or "stopped", 130))
 
