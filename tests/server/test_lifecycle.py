@@ -313,6 +313,17 @@ def test_expired_jobs_vanish_as_one(state: Path) -> None:
         assert left == []
 
 
+def test_waits_have_their_limits(state: Path) -> None:
+    with Serving(state, "--queue-timeout", "1", "--sync-timeout", "0.5") as serving, serving.client as client:
+        running = post(serving, SLOW, num_inference_steps=100)
+        late = client.post("/v1/videos/sync", json={"prompt": "too late"})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "sync_timeout")
+        assert late.headers["x-should-retry"] == "false"
+        waiting = late.json()["error"]["video_id"]
+        assert serving.until(waiting, "failed")["error"]["code"] == "queue_timeout"
+        assert serving.until(running, "in_progress")["status"] == "in_progress"
+
+
 def test_a_full_disk_refuses_new_jobs_fails_the_running_one_and_hurts_nothing_else(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

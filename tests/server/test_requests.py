@@ -113,6 +113,16 @@ def test_the_token_limit_is_where_the_contract_puts_it(size: str, seconds: int, 
             spec(size=size, seconds=seconds)
 
 
+def test_the_work_of_one_request_can_be_limited() -> None:
+    given, ignored = read_fields(
+        {"prompt": "a lamp", "size": "64x64", "num_frames": 5, "num_inference_steps": 10, "n": 2}
+    )
+    work = 2 * 4 * 4 * 10 * 2
+    normalise(given, ignored, None, RELEASED, load(["some/model", "--max-work", str(work)]))
+    with pytest.raises(Problem, match=f"work of at most {work - 1} token steps; this is {work}"):
+        normalise(given, ignored, None, RELEASED, load(["some/model", "--max-work", str(work - 1)]))
+
+
 def test_a_distilled_checkpoint_takes_guidance_1_and_ignores_a_negative_prompt() -> None:
     assert spec(DISTILLED)["guidance_scale"] == 1.0
     assert spec(DISTILLED, negative_prompt="blur")["ignored_params"] == ["negative_prompt"]

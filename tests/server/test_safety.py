@@ -28,7 +28,9 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("keyed")
     (folder / "keys").write_text(f"# comment\nbob={BOB}\n")
     flags = ("--api-key", f"alice={ALICE}", "--api-key-file", str(folder / "keys"), "--admin-key", ADMIN)
-    with Serving(folder / "state", *flags, "--max-queue-per-key", "2", "--log-json") as serving:
+    with Serving(
+        folder / "state", *flags, "--max-queue-per-key", "2", "--max-streams-per-key", "1", "--log-json"
+    ) as serving:
         yield serving
 
 
@@ -86,6 +88,17 @@ def test_one_key_cannot_take_the_queue_or_starve_the_other(keyed: Serving) -> No
                 if job["status"] == "completed":
                     ended.setdefault(video, len(ended))
         assert ended[bob] < ended[alice[1]], "bob came third, but his turn was before alice's second job"
+
+
+@server
+def test_one_key_cannot_hold_all_event_streams(keyed: Serving) -> None:
+    with keyed.client as client, keyed.client as other:
+        video = client.post("/v1/videos", json={"prompt": "slow=0.1"}, headers=bearer(ALICE)).json()["id"]
+        with client.stream("GET", f"/v1/videos/{video}/events", headers=bearer(ALICE)) as first:
+            next(first.iter_lines())
+            second = other.get(f"/v1/videos/{video}/events", headers=bearer(ALICE))
+            assert (second.status_code, second.json()["error"]["code"]) == (429, "key_limit")
+        client.delete(f"/v1/videos/{video}", headers=bearer(ALICE))
 
 
 @server

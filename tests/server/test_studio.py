@@ -206,6 +206,18 @@ def test_it_fits_wide_and_narrow_in_light_and_dark(
     context.close()
 
 
+def test_the_api_page_shows_every_route_and_field(page: Any, serving: Serving, tmp_path: Path) -> None:
+    page.goto(serving.url + "/docs")
+    create = page.locator("details", has_text="Queue a clip").first
+    create.locator("summary").click()
+    assert "num_inference_steps" in create.inner_text()
+    assert "1 to 200" in create.inner_text()
+    text = page.locator("#routes").inner_text()
+    for path in ("/v1/videos/{video_id}/content", "/v1/videos/{video_id}/events", "/v1/models", "/readyz"):
+        assert path in text
+    artefact(page, "docs", tmp_path)
+
+
 def test_it_works_with_a_key_and_under_a_prefix(browser: Any, tmp_path: Path) -> None:
     flags = ("--api-key", "studio-secret", "--root-path", "/clips")
     with Serving(tmp_path / "state", *flags) as serving:

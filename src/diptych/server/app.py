@@ -38,6 +38,8 @@ def build(service: Service) -> FastAPI:
         lifespan=lifespan,
         root_path=service.settings.root_path,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere; ours is in the studio folder
+        redoc_url=None,
     )
     app.state.service = service
     for router in (events.router, content.router, videos.router, system.router):

@@ -27,7 +27,13 @@ _PICTURES = {
 _RANGE = re.compile(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 
 
-@router.api_route("/{video_id}/content", methods=["GET", "HEAD"], summary="Download a video or a picture of it")
+_VARIANT = {"name": "variant", "in": "query", "schema": {"type": "string", "default": "video"}}
+
+
+@router.head("/{video_id}/content", include_in_schema=False)
+@router.get(
+    "/{video_id}/content", openapi_extra={"parameters": [_VARIANT]}, summary="Download a video or a picture of it"
+)
 async def content(request: Request, video_id: str) -> Response:
     service, caller = parts(request)
     job = await asyncio.to_thread(service.job, video_id, caller)

@@ -94,6 +94,11 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    return await studio(request, "docs.html")
+
+
 @router.get("/", include_in_schema=False)
 @router.get("/studio/{name}", include_in_schema=False)
 async def studio(request: Request, name: str = "index.html") -> Response:

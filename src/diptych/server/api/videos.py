@@ -66,7 +66,16 @@ async def retrieve_character(character_id: str) -> JSONResponse:
     raise Problem(404, "character_not_found", f"No character has the id {character_id[:80]!r}.", "character_id")
 
 
-@router.get("", summary="List videos")
+_LIST = [
+    ("limit", {"type": "integer", "minimum": 0, "maximum": 100, "default": 20}),
+    ("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
+    ("after", {"type": "string"}),
+    ("status", {"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]}),
+]
+_LIST_SCHEMA = {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in _LIST]}
+
+
+@router.get("", openapi_extra=_LIST_SCHEMA, summary="List videos")
 async def list_videos(request: Request) -> dict[str, Any]:
     service, caller = parts(request)
     query = request.query_params
