@@ -38,7 +38,7 @@ def _moments(
     tl.store(square_ptr + program * GROUPS + groups, square)
 
 
-@triton.jit(do_not_specialize=["values"])
+@triton.jit
 def _scale_silu(x_ptr, scale_ptr, shift_ptr, out_ptr, values, C: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < values

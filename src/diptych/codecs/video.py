@@ -121,5 +121,5 @@ def _to_uint8(pixels_CTHW: Tensor, first_frame: int) -> npt.NDArray[np.uint8]:
         last = first_frame + pixels_CTHW.shape[1] - 1
         raise ClipError(f"frames {first_frame} to {last} are not finite: the video VAE gave NaN or infinite pixels.")
     levels = (pixels_CTHW * 0.5 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-    frames: npt.NDArray[np.uint8] = levels.permute(1, 2, 3, 0).cpu().numpy()
+    frames: npt.NDArray[np.uint8] = levels.permute(1, 2, 3, 0).contiguous().cpu().numpy()
     return frames

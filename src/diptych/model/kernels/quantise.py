@@ -38,7 +38,7 @@ def _rows(x_ptr, out_ptr, scale_ptr, D: tl.constexpr, GELU: tl.constexpr, BLOCK:
     tl.store(scale_ptr + row, scale)
 
 
-@triton.jit(do_not_specialize=["values"])
+@triton.jit
 def _gelu_in_place(x_ptr, values, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < values, other=0.0)

@@ -1,0 +1,32 @@
+"""What the sections of a session share: toy sizes with `--tiny`, the real ones without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from diptych.bench.geometry import Geometry
+from diptych.bench.timing import median
+
+TINY = "--tiny" in sys.argv
+OURS = "--ours" in sys.argv
+"""Leave out what is known already: stock Pro, page-locked and exact runs, profiles."""
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16
+SIZE = Geometry.parse("96x64x9" if TINY else "864x480x125")
+TEXT = 9 if TINY else 200
+
+
+def ms(call: Callable[[], object], repeats: int = 10) -> float:
+    return median(call, DEVICE, repeats=repeats, warmup=2) * 1e3
+
+
+def randn(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
+
+
+def wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()

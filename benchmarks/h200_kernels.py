@@ -1,0 +1,148 @@
+"""Sections about single kernels: right, how fast, and with which tiles."""
+
+# ruff: noqa: B023 - every call is made before its loop goes on
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any
+
+import torch
+
+from diptych.attention import kernels as attention_kernels
+from diptych.bench.forward import relative
+from diptych.model import plain
+from diptych.model.rope import rope_1d
+from h200_common import DEVICE, HALF, SIZE, TEXT, TINY, ms, randn, wait
+
+
+def fused() -> dict[str, Any]:
+    """Element-wise kernels: correct, and which tile is fastest."""
+    from diptych.model.kernels import adaln, rotate
+
+    out: dict[str, Any] = {}
+    S = SIZE.tokens
+    for D, H, K in ((80, 5, 16),) if TINY else ((4096, 32, 128), (1792, 28, 64)):
+        x, y = randn(1, S, D), randn(1, S, D)
+        gate, shift, scale = randn(1, 9 * D, dtype=torch.float32).chunk(9, dim=-1)[:3]
+        q, k, w = x.view(1, S, H, K), y.view(1, S, H, K), randn(K)
+        rope = rope_1d(S, K, DEVICE)
+        want = plain.gated_scale_shift(x, y, gate, shift, scale)
+        got = adaln.gated_scale_shift(x, y, gate, shift, scale)
+        out[f"error adaln {D}"] = [relative(g, r) for g, r in zip(got, want, strict=True)]
+        out[f"error rotate {D}"] = relative(rotate.norm_rotate(q, w, rope), plain.norm_rotate(q, w, rope))
+        del want, got
+        passes = S * D * 2
+        for rows in (1, 4, 8):
+            for warps in (4, 8, 16):
+                adaln.tuning = lambda S, D, r=rows, n=warps: {"ROWS": r, "num_warps": n}  # type: ignore[misc]
+                spent = ms(lambda: adaln.gated_scale_shift(x, y, gate, shift, scale))
+                out[f"adaln {D} rows {rows} warps {warps}"] = [spent, 4 * passes / spent / 1e9]
+        for rows in (1, 4):
+            for warps in (4, 8):
+                rotate.tuning = lambda S, width, r=rows, n=warps: {"ROWS": r, "num_warps": n}  # type: ignore[misc]
+                spent = ms(lambda: rotate.norm_rotate_pair(q, k, w, w, rope))
+                out[f"rotate {D} rows {rows} warps {warps}"] = [spent, (4 * passes + 2 * S * K * 2) / spent / 1e9]
+        hidden = randn(1, S, 4 * D)
+        out[f"gelu {D}"] = ms(lambda: torch.nn.functional.gelu(hidden))
+        out[f"gelu in place {D}"] = ms(lambda: torch.ops.aten.gelu_(hidden))
+    importlib.reload(adaln)
+    importlib.reload(rotate)
+    return out
+
+
+def cross() -> dict[str, Any]:
+    """Attentions with one short side, by every kernel."""
+    out: dict[str, Any] = {}
+    S, A = SIZE.tokens, SIZE.audio_tokens
+    for name, H, K, Q, N in (
+        ("text", 32, 128, S, TEXT),
+        ("video from audio", 32, 128, S, A),
+        ("audio from video", 16, 128, A, S),
+        ("audio self", 16, 128, A, A),
+        ("lite text", 28, 64, S, TEXT),
+        ("lite audio from video", 14, 64, A, S),
+    ):
+        q, k, v = randn(1, Q, H, K), randn(1, N, H, K), randn(1, N, H, K)
+        need = attention_kernels.need_of(q, k, None, lse=False)
+        for kernel in attention_kernels.KERNELS:
+            if kernel.refusal(need) is None and kernel.name not in ("sdpa-math", "sdpa-efficient"):
+                out[f"{name}: {kernel.name}"] = ms(lambda kernel=kernel, q=q, k=k, v=v: kernel(q, k, v))
+        from diptych.attention import cores
+
+        if cores._fa3_func is not None:
+            reference = attention_kernels.pick("sdpa-flash", need)(q, k, v)
+            for splits in (0, 2, 4, 8, 16) if Q < 1000 else (0,):
+                run = lambda splits=splits, q=q, k=k, v=v: cores._fa3_func(q, k, v, num_splits=splits)  # noqa: E731
+                error = relative(run(), reference)
+                out[f"{name}: fa3 splits {splits}"] = [ms(run), error]
+            padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % 128)) for x in (k, v)]
+            out[f"{name}: fa3 keys to 128"] = ms(lambda q=q, p=padded: cores._fa3_func(q, *p))
+    return out
+
+
+def fp8_parts() -> dict[str, Any]:
+    """The parts of fp8: what each costs, and how far it is off."""
+    from diptych.attention import LocalAttend, Role
+    from diptych.attention import fp8 as fp8_attention
+    from diptych.attention.cores import fa3_call
+    from diptych.model.fp8 import Fp8Linear
+    from diptych.model.kernels import quantise
+
+    out: dict[str, Any] = {}
+    S = SIZE.tokens
+    hidden = randn(1, S, 128 if TINY else 16384)
+    out["gelu aten"] = ms(lambda: torch.nn.functional.gelu(hidden))
+    out["gelu triton in place"] = ms(lambda: quantise.gelu_(hidden))
+    out["gelu and rows"] = ms(lambda: quantise.to_rows(hidden, gelu=True))
+    for N, K in ((80, 128),) if TINY else ((4096, 4096), (16384, 4096), (4096, 16384), (2048, 4096), (1792, 1792)):
+        x, linear = randn(1, S, K), torch.nn.Linear(K, N, device=DEVICE, dtype=HALF)
+        layer = Fp8Linear.quantised(linear)
+        rows = quantise.to_rows(x)
+        spent = ms(lambda: layer(rows))
+        exact = torch.nn.functional.linear(x[:, :2048].float(), linear.weight.float(), linear.bias.float())
+        out[f"fp8 linear {K}->{N}"] = {
+            "TFLOP/s": 2 * S * N * K / spent / 1e9,
+            "rows ms": ms(lambda: quantise.to_rows(x)),
+            "error": relative(layer(x)[:, :2048], exact),
+            "bf16 error": relative(linear(x)[:, :2048], exact),
+        }
+    for H, K in ((5, 16),) if TINY else ((32, 128), (28, 64)):
+        q, k, v = randn(1, S, H, K), randn(1, S, H, K), randn(1, S, H, K)
+        rope = rope_1d(S, K, DEVICE)
+        q, k = plain.norm_rotate(q, randn(K), rope), plain.norm_rotate(k, randn(K), rope)
+        scaled_q, scaled_k = fp8_attention.quantise(q, smooth=False), fp8_attention.quantise(k, smooth=True)
+        scaled_v = fp8_attention.quantise(v, smooth=False)
+        label = f"{H} heads of {K}"
+        out[f"{label}: quantise one"] = ms(lambda: fp8_attention.quantise(k, smooth=True))
+        if DEVICE.type == "cuda":
+            scales = {"q_descale": scaled_q.scale, "k_descale": scaled_k.scale, "v_descale": scaled_v.scale}
+            out[f"{label}: kernel"] = ms(
+                lambda: fa3_call(scaled_q.values, scaled_k.values, scaled_v.values, False, **scales), 5
+            )
+            fast = LocalAttend("fa3-fp8")
+            out[f"{label}: fa3-fp8"] = ms(lambda: fast(Role.VISUAL_SELF, q, k, v), 5)
+            out[f"{label}: fa3 bf16"] = ms(lambda: LocalAttend("fa3")(Role.VISUAL_SELF, q, k, v), 5)
+            want, lse = LocalAttend("fa3").with_lse(Role.VISUAL_SELF, q, k, v)
+            got, got_lse = fast.with_lse(Role.VISUAL_SELF, q, k, v)
+            out[f"{label}: error"] = [relative(got, want), float((got_lse - lse).abs().max())]
+            bias = randn(1, 1, H, K) * 4  # channels that all keys share, as trained models have
+            want = LocalAttend("fa3")(Role.VISUAL_SELF, q, k + bias, v)
+            out[f"{label}: error with shared channels"] = relative(fast(Role.VISUAL_SELF, q, k + bias, v), want)
+    return out
+
+
+def new_text_length() -> dict[str, Any]:
+    """What cuDNN takes to plan an attention it has not seen: a prompt of another length."""
+    out = {}
+    for L in (201, 317):
+        q, k = randn(1, SIZE.tokens, 32, 128), randn(1, L, 32, 128)
+        need = attention_kernels.need_of(q, k, None, lse=False)
+        kernel = attention_kernels.pick("auto", need)
+        for turn in ("first", "second"):
+            wait()
+            start = time.perf_counter()
+            kernel(q, k, k)
+            wait()
+            out[f"{L} keys, {turn}, {kernel.name}"] = time.perf_counter() - start
+    return out

@@ -1,0 +1,122 @@
+"""Compile every Triton kernel for a Hopper GPU, at the sizes of Pro, on any machine; print what came out as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from diptych.attention import quantise as attention
+from diptych.codecs import conv3d, group_norm
+from diptych.model.kernels import adaln, quantise, rotate
+
+HALF, WIDE, FP8 = "*bf16", "*fp32", "*fp8e4nv"
+
+
+def pointers(**of: str) -> dict[str, str]:
+    """Arguments by type: `bf16="x y"`."""
+    return {name: f"*{kind}" for kind, names in of.items() for name in names.split()}
+
+
+def integers(names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), "i32")
+
+
+CASES = {
+    "adaln": (
+        adaln._adaln,
+        pointers(bf16="x_ptr y_ptr")
+        | pointers(fp32="gate_ptr shift_ptr scale_ptr")
+        | pointers(bf16="sum_ptr normed_ptr")
+        | {"rows_ptr": WIDE}
+        | integers("gate_stride shift_stride scale_stride S"),
+        {"D": 4096, "GATED": True, "NORMED": True, "ROWWISE": False, "BLOCK": 4096, "ROWS": 4},
+        8,
+    ),
+    "adaln rows": (
+        adaln._adaln,
+        pointers(bf16="x_ptr y_ptr")
+        | pointers(fp32="gate_ptr shift_ptr scale_ptr")
+        | {"sum_ptr": HALF, "normed_ptr": FP8, "rows_ptr": WIDE}
+        | integers("gate_stride shift_stride scale_stride S"),
+        {"D": 4096, "GATED": True, "NORMED": True, "ROWWISE": True, "BLOCK": 4096, "ROWS": 4},
+        8,
+    ),
+    "rotate": (
+        rotate._norm_rotate,
+        pointers(bf16="q_ptr k_ptr q_weight_ptr k_weight_ptr q_out_ptr k_out_ptr", fp32="cos_ptr sin_ptr")
+        | integers("batch_stride token_stride S"),
+        {"H": 32, "K": 128, "HEADS": 32, "ROTATE": True, "ROWS": 4},
+        8,
+    ),
+    "gelu": (quantise._gelu_in_place, {"x_ptr": HALF, "values": "i32"}, {"BLOCK": 4096}, 8),
+    "gelu rows": (
+        quantise._rows,
+        {"x_ptr": HALF, "out_ptr": FP8, "scale_ptr": WIDE},
+        {"D": 16384, "GELU": True, "BLOCK": 16384},
+        16,
+    ),
+    "statistics": (
+        attention._statistics,
+        pointers(bf16="x_ptr", fp32="least_ptr most_ptr sum_ptr") | integers("batch_stride token_stride S"),
+        {"WIDTH": 4096, "BLOCK": 4096, "TOKENS": 48},
+        8,
+    ),
+    "scaled": (
+        attention._scaled,
+        {"x_ptr": HALF, "centre_ptr": WIDE, "scale_ptr": WIDE, "out_ptr": FP8}
+        | integers("batch_stride token_stride S"),
+        {"H": 32, "K": 128, "ROWS": 64},
+        4,
+    ),
+    "moments": (
+        group_norm._moments,
+        pointers(fp16="x_ptr", fp32="mean_ptr square_ptr") | integers("rows"),
+        {"C": 128, "GROUPS": 32, "ROWS": 32, "LOOP": 16},
+        4,
+    ),
+    "scale and silu": (
+        group_norm._scale_silu,
+        {"x_ptr": "*fp16", "scale_ptr": WIDE, "shift_ptr": WIDE, "out_ptr": "*fp16", "values": "i32"},
+        {"C": 128, "SILU": True, "BLOCK": 4096},
+        8,
+    ),
+    "convolution": (
+        conv3d._conv,
+        {"x_ptr": "*fp16", "w_ptr": "*fp16", "bias_ptr": WIDE, "residual_ptr": "*fp16", "out_ptr": "*fp16"}
+        | integers("T Y X out_T"),
+        {"C": 256, "N": 256, "TAPS_T": 2, "TAPS_S": 2, "UP_T": 2, "UP_S": 2, "RESIDUAL": False, "WIDE": False}
+        | {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64},
+        8,
+    ),
+}
+
+
+def compiled(function, arguments: dict[str, str], constants: dict[str, object], warps: int) -> dict[str, int]:
+    plain = {"S", "T", "Y", "X", "out_T", "rows"}  # lengths, which need not be multiples of 16
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(arguments) if name not in plain}
+    source = ASTSource(function, arguments | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 3})
+    ptx = result.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        ptxas = triton.knobs.nvidia.ptxas.path
+        command = [ptxas, "-v", "-arch=sm_90a", path, "-o", Path(folder, "kernel.cubin")]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    spilled = re.search(r"(\d+) bytes spill stores", told)
+    return {
+        "spilled": int(spilled.group(1)) if spilled else 0,
+        "wide loads": len(re.findall(r"ld\.global\S*\.v4|cp\.async\.cg\.shared\.global", ptx)),
+        "matrix instructions": ptx.count("wgmma.mma_async"),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: compiled(*case) for name, case in CASES.items()}))
