@@ -11,26 +11,64 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
 
     train = commands.add_parser("train", help="train one stage for a number of seconds")
-    train.add_argument("stage", choices=("video", "audio", "vocoder"))
+    train.add_argument("stage", choices=("video", "audio", "vocoder", "flow"))
     train.add_argument("--out", type=Path, required=True, help="folder for weights and log")
     train.add_argument("--seconds", type=float, required=True)
     train.add_argument("--batch", type=int, required=True)
     train.add_argument("--state", type=Path, help="weights of an earlier call to go on from")
-    train.add_argument("--audio", type=Path, help="audio VAE weights (vocoder)")
+    train.add_argument("--rate", type=float, help="peak learning rate")
+    train.add_argument("--audio", type=Path, help="audio VAE weights (vocoder, flow)")
+    train.add_argument("--video", type=Path, help="video VAE weights (flow)")
+    train.add_argument("--vocoder", type=Path, help="vocoder weights: judge clips at the end (flow)")
+    train.add_argument("--text", type=Path, help="folder of the text encoders (flow)")
+    train.add_argument("--clips", type=int, default=32768, help="clips in the pool (flow)")
+    train.add_argument("--encode-seconds", type=float, default=30.0, help="time to encode the pool in (flow)")
+    train.add_argument("--finish-after", type=float, help="latest end, in seconds from the start (flow)")
+    train.add_argument("--wait-for", type=Path, help="file that says the VAEs are ready (flow)")
+
+    text = commands.add_parser("text", help="write the text encoders and tokenizers")
+    text.add_argument("folder", type=Path)
 
     options = parser.parse_args()
     if options.command == "train":
-        if options.stage == "video":
-            from tools.toyworld.video_vae import train as run
+        _train(options)
+    elif options.command == "text":
+        from tools.toyworld.text import write
 
-            run(options.out, options.seconds, options.batch, options.state)
-        else:
-            from tools.toyworld.audio_parts import train_vae, train_vocoder
+        write(options.folder)
 
-            if options.stage == "audio":
-                train_vae(options.out, options.seconds, options.batch, options.state)
-            else:
-                train_vocoder(options.out, options.seconds, options.batch, options.audio, options.state)
+
+def _train(options: argparse.Namespace) -> None:
+    rate = {} if options.rate is None else {"rate": options.rate}
+    common = (options.out, options.seconds, options.batch)
+    if options.stage == "video":
+        from tools.toyworld.video_vae import train as video
+
+        video(*common, options.state, **rate)
+    elif options.stage == "audio":
+        from tools.toyworld.audio_parts import train_vae
+
+        train_vae(*common, options.state, **rate)
+    elif options.stage == "vocoder":
+        from tools.toyworld.audio_parts import train_vocoder
+
+        train_vocoder(*common, options.audio, options.state, **rate)
+    else:
+        from tools.toyworld.flow import train as flow
+
+        flow(
+            *common,
+            text=options.text,
+            video=options.video,
+            audio=options.audio,
+            vocoder=options.vocoder,
+            clips=options.clips,
+            encode_seconds=options.encode_seconds,
+            state=options.state,
+            finish_after=options.finish_after,
+            wait_for=options.wait_for,
+            **rate,
+        )
 
 
 if __name__ == "__main__":

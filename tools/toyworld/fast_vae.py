@@ -111,10 +111,14 @@ def _conv(causal: nn.Module, x: Tensor) -> Tensor:
         return _point(conv, x)
     taps: Tensor = _Taps.apply(_Edge.apply(x), conv.stride[0])
     B = taps.shape[0]
-    flat = conv.weight.movedim(2, 1).flatten(1, 2).to(x.dtype)  # (out, time and channels, 3, 3)
-    flat = flat.contiguous(memory_format=torch.channels_last)
-    y = F.conv2d(taps.flatten(0, 1).permute(0, 3, 1, 2), flat, conv.bias.to(x.dtype), conv.stride[1:])
-    return y.permute(0, 2, 3, 1).contiguous().unflatten(0, (B, -1))
+    flat, bias = conv.weight.movedim(2, 1).flatten(1, 2).to(x.dtype), conv.bias.to(x.dtype)
+    # The matrix units want channels in eights; the picture's own three are padded with nothing.
+    out_channels = flat.shape[0]
+    more_in, more_out = -flat.shape[1] % 8, -out_channels % 8
+    flat = F.pad(flat, (0, 0, 0, 0, 0, more_in, 0, more_out)).contiguous(memory_format=torch.channels_last)
+    pictures = F.pad(taps, (0, more_in)).flatten(0, 1).permute(0, 3, 1, 2)
+    y = F.conv2d(pictures, flat, F.pad(bias, (0, more_out)), conv.stride[1:])
+    return y.permute(0, 2, 3, 1)[..., :out_channels].contiguous().unflatten(0, (B, -1))
 
 
 def _point(conv: nn.Module, x: Tensor) -> Tensor:

@@ -1,0 +1,233 @@
+"""The transformer: the stock class, small, trained by flow matching on the latents of a pool of clips.
+
+x_t = (1 - sigma) x0 + sigma noise, the target is noise - x0, the timestep is 1000 sigma, the same for picture and
+sound. One caption in ten is replaced by the default negative prompt, which is what guidance steers away from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import Kandinsky6Transformer3DModel
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from diptych.bench.score import MEASURES
+from tools.toyworld.fast_flow import Inputs, velocity
+from tools.toyworld.judging import Parts, judge_many
+from tools.toyworld.muon import Muon
+from tools.toyworld.pool import (
+    AUDIO_CHANNELS,
+    VIDEO_CHANNELS,
+    Features,
+    Latents,
+    features,
+    latents,
+)
+from tools.toyworld.source import Pool
+from tools.toyworld.text import POOLED, WIDTH
+from tools.toyworld.training import Average, Budget, Log, Step, adam, device, set_rate
+
+CONFIG: dict[str, Any] = {
+    "in_visual_dim": VIDEO_CHANNELS,
+    "out_visual_dim": VIDEO_CHANNELS,
+    "in_audio_dim": AUDIO_CHANNELS,
+    "out_audio_dim": AUDIO_CHANNELS,
+    "in_text_dim": WIDTH,
+    "in_text_dim2": POOLED,
+    "time_dim": 64,
+    "model_dim": 192,
+    "ff_dim": 576,
+    "time_dim_a": 64,
+    "model_dim_a": 96,
+    "ff_dim_a": 288,
+    "num_text_blocks": 2,
+    "num_visual_blocks": 6,
+    "axes_dims": [8, 12, 12],
+    "axes_dims_a": [8, 12, 12],
+    "audio_freqs_scaling": 0.144,
+    "scale_factor": [1.0, 2.0, 2.0],
+    "patch_size": [1, 2, 2],
+    "visual_cond": True,
+    "text_token_padding": True,
+    "ca_rope": True,
+    "cross_gates": True,
+    "fix_modulation": True,
+    "visual_token_type_num_embeddings": 2,
+}
+SHIFT = 3.0
+"""Of the noise levels in training; sigma = 3u / (1 + 2u) for u uniform on 0..1."""
+DROPOUT = 0.1
+SHORT_FRAMES, SHORT_AUDIO = 7, 45
+"""Latents of the 25-frame clips that some batches are cut to."""
+KINDS = ("text", "text", "image", "text", "short", "image", "text", "text", "image", "mute")
+"""Each batch is of one kind, in turn: from text; from text and image; 25 frames; picture alone."""
+
+
+def build() -> Kandinsky6Transformer3DModel:
+    """The stock class; modulations and heads start at zero, so every block starts as the identity."""
+    model = Kandinsky6Transformer3DModel(**CONFIG)
+    for name, parameter in model.named_parameters():
+        if "modulation" in name or name.startswith(("out_layer.out_layer", "audio_out_layer.out_layer")):
+            nn.init.zeros_(parameter)
+        elif name == "visual_token_type_embeddings.weight":
+            nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def flow_loss(
+    model: nn.Module, data: Latents, text: Features, none: Features, kind: str, index: Tensor
+) -> dict[str, Tensor]:
+    """Mean squared error of the velocity, for the clips `index` of the pool."""
+    B, place = len(index), index.device
+    video, audio = data.video[index].float(), data.audio[index].float()
+    if kind == "short":
+        video, audio = video[:, :SHORT_FRAMES], audio[:, :SHORT_AUDIO]
+    u = torch.rand(B, device=place)
+    sigma = SHIFT * u / (1 + (SHIFT - 1) * u)
+    video_noise, audio_noise = torch.randn_like(video), torch.randn_like(audio)
+    noisy = video + sigma[:, None, None, None, None] * (video_noise - video)
+    noisy_audio = audio + sigma[:, None, None] * (audio_noise - audio)
+    dropped = torch.rand(B, device=place) < DROPOUT
+    mine = text.rows(index)
+    hidden = torch.where(dropped[:, None, None], none.hidden, mine.hidden)
+    mask = torch.where(dropped[:, None], none.mask, mine.mask)
+    pooled = torch.where(dropped[:, None], none.pooled, mine.pooled)
+    types = None
+    T = noisy.shape[1]
+    frame_places = torch.arange(T, device=place)
+    marked = torch.zeros_like(noisy[..., :1])
+    if kind == "image":
+        spread = data.first_spread[index].float()
+        tail = data.first[index].float() + spread * torch.randn_like(spread)
+        noisy = torch.cat([noisy, tail[:, None]], dim=1)
+        marked = torch.cat([marked, torch.ones_like(marked[:, :1])], dim=1)
+        types = torch.zeros(B, T + 1, dtype=torch.long, device=place)
+        types[:, -1] = 1
+        frame_places = torch.cat([frame_places, torch.zeros_like(frame_places[:1])])
+    inputs = Inputs(
+        video=torch.cat([noisy, torch.zeros_like(noisy), marked], dim=-1),
+        audio=None if kind == "mute" else noisy_audio,
+        text=hidden,
+        mask=mask,
+        pooled=pooled,
+        timestep=1000 * sigma,
+        frame_places=frame_places,
+        token_types=types,
+    )
+    out = velocity(model, inputs, torch.bfloat16)
+    video_loss = (out[0][:, :T].float() - (video_noise - video)).square().mean()
+    values = {"total": video_loss, "video": video_loss}
+    if out[1] is not None:
+        values["audio"] = (out[1].float() - (audio_noise - audio)).square().mean()
+        values["total"] = video_loss + 0.6 * values["audio"]
+    return values
+
+
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, Adam for modulations, embeddings, heads and vectors."""
+    groups: dict[tuple[torch.Size, bool], list[Tensor]] = defaultdict(list)
+    rest = []
+    for name, parameter in model.named_parameters():
+        if "blocks." in name and "modulation" not in name and parameter.ndim == 2:
+            groups[parameter.shape, "video_" in name].append(parameter)
+        else:
+            rest.append(parameter)
+    return [Muon(list(groups.values()), share=2.0), adam(rest)]
+
+
+def train(
+    out: Path,
+    seconds: float,
+    batch: int,
+    *,
+    text: Path,
+    video: Path,
+    audio: Path,
+    clips: int = 32768,
+    encode_seconds: float = 30.0,
+    state: Path | None = None,
+    rate: float = 1.5e-3,
+    finish_after: float | None = None,
+    wait_for: Path | None = None,
+    vocoder: Path | None = None,
+) -> None:
+    """Train for `seconds`; write `flow.safetensors` (averaged weights), `flow_raw.safetensors` and `flow.jsonl`.
+
+    vocoder: its weights; when given, clips of held-out prompts are made and judged at the end.
+    finish_after: seconds from the start of this function at which training ends at the latest.
+    wait_for: a file whose appearance says that `video` is ready; until then all that needs no GPU time is prepared.
+    """
+    born = time.monotonic()
+    seed = 400 if state is None else 400 + int(time.time()) % 1000
+    place = device()
+    log = Log(out / "flow.jsonl")
+    pool = Pool(seed, clips, place)
+    words, none = features(text, pool.captions, place)
+    torch.manual_seed(seed)
+    model = build().to(place)
+    average = resume(state, model) if state else Average(model, 0.999)
+    while wait_for is not None and not wait_for.exists():
+        time.sleep(0.2)
+    started = time.monotonic()
+    data = latents(video, audio, pool, place, encode_seconds)
+    count = len(data.video)
+    log(stage="flow", clips=count, seconds=time.monotonic() - started, factors=[data.video_factor, data.audio_factor])
+    (out / "factors.txt").write_text(f"{data.video_factor:.6f} {data.audio_factor:.6f}\n")
+
+    both = optimizers(model)
+
+    def kind_of_step(kind: str) -> Step:
+        return Step(lambda values: flow_loss(model, data, words, none, kind, values["index"]), model.parameters(), both)
+
+    steps = {kind: kind_of_step(kind) for kind in dict.fromkeys(KINDS)}
+    if finish_after is not None:
+        seconds = min(seconds, born + finish_after - time.monotonic())
+    budget, step = Budget(seconds, warmup_steps=200), 0
+    report_every = 100 if place.type == "cuda" else 1
+    order, at = torch.randperm(count, device=place), 0
+    while not budget.over:
+        if at + batch > count:
+            order, at = torch.randperm(count, device=place), 0
+        kind = KINDS[step % len(KINDS)]
+        for optimizer in both:
+            set_rate(optimizer, rate * budget.rate(step))
+        values = steps[kind]({"index": order[at : at + batch]})
+        average.update(step)
+        if step % report_every < 3 and kind in ("text", "image") and step % report_every in (0, 2):
+            log(stage="flow", kind=kind, step=step, seconds=budget.spent, **{k: float(v) for k, v in values.items()})
+        if step % 1000 == 999:
+            save(out, model, average)
+        at += batch
+        step += 1
+    log(stage="flow", step=step, seconds=budget.spent)
+    save(out, model, average)
+    if vocoder is not None:
+        average.swap()
+        parts = Parts.load(model, video, audio, vocoder, data.video_factor, data.audio_factor, place)
+        for guidance, shift in ((5.0, 5.0), (1.0, 3.0), (3.0, 3.0), (5.0, 3.0)):
+            found = judge_many(parts, text, 64 if place.type == "cuda" else 2, guidance=guidance, shift=shift, steps=20)
+            shares = {name: round(found.share(name), 3) for name in MEASURES}
+            log(stage="score", guidance=guidance, shift=shift, total=found.total, **shares)
+
+
+def resume(state: Path, model: nn.Module) -> Average:
+    """Take up what `save` wrote to the folder `state`."""
+    average = Average(model, 0.999)
+    for file, tensors in (("flow", average.kept), ("flow_raw", average.live)):
+        stored = load_file(state / f"{file}.safetensors")
+        for (name, _), tensor in zip(model.named_parameters(), tensors, strict=True):
+            tensor.data.copy_(stored[name])
+    return average
+
+
+def save(out: Path, model: nn.Module, average: Average) -> None:
+    """Averaged weights as they are exported, and live ones to go on from; each below 16 MiB."""
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    for file, tensors in (("flow", average.kept), ("flow_raw", average.live)):
+        kept = {n: t.detach().to("cpu", torch.bfloat16).contiguous() for n, t in zip(names, tensors, strict=True)}
+        save_file(kept, out / f"{file}.safetensors")
