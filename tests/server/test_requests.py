@@ -114,9 +114,8 @@ def test_the_token_limit_is_where_the_contract_puts_it(size: str, seconds: int, 
 
 
 def test_the_work_of_one_request_can_be_limited() -> None:
-    given, ignored = read_fields(
-        {"prompt": "a lamp", "size": "64x64", "num_frames": 5, "num_inference_steps": 10, "n": 2}
-    )
+    fields = {"prompt": "a lamp", "size": "64x64", "num_frames": 5, "num_inference_steps": 10, "n": 2}
+    given, ignored = read_fields(fields)
     work = 2 * 4 * 4 * 10 * 2
     normalise(given, ignored, None, RELEASED, load(["some/model", "--max-work", str(work)]))
     with pytest.raises(Problem, match=f"work of at most {work - 1} token steps; this is {work}"):

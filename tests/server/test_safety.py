@@ -93,9 +93,10 @@ def test_one_key_cannot_take_the_queue_or_starve_the_other(keyed: Serving) -> No
 @server
 def test_one_key_cannot_hold_all_event_streams(keyed: Serving) -> None:
     with keyed.client as client, keyed.client as other:
-        video = client.post("/v1/videos", json={"prompt": "slow=0.1"}, headers=bearer(ALICE)).json()["id"]
+        video = client.post("/v1/videos", json={"prompt": "slow=0.5"}, headers=bearer(ALICE)).json()["id"]
         with client.stream("GET", f"/v1/videos/{video}/events", headers=bearer(ALICE)) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()
+            next(lines)
             second = other.get(f"/v1/videos/{video}/events", headers=bearer(ALICE))
             assert (second.status_code, second.json()["error"]["code"]) == (429, "key_limit")
         client.delete(f"/v1/videos/{video}", headers=bearer(ALICE))
