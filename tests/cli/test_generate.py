@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 from diptych.cli.main import run
@@ -82,6 +83,16 @@ def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path):
     assert "line 4:" in done.stderr
     assert "2 of 4 lines failed" in done.stderr
     assert read_clip(tmp_path / "out" / "0002.mp4").audio is None
+
+
+def test_demo_makes_a_clip_and_a_sheet(tmp_path):
+    done = diptych("demo", "--output", tmp_path / "d.mp4", "--sheet", tmp_path / "d.png")
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "d.mp4") in done.stderr
+    clip = read_clip(tmp_path / "d.mp4")
+    assert len(clip.frames) == 49
+    assert clip.audio is not None
+    assert Image.open(tmp_path / "d.png").width > 500
 
 
 INTERRUPTED = """

@@ -321,3 +321,18 @@ def test_safetensors_own_reader_agrees_on_what_is_sound(tiny_base, tmp_path):
     read = dict(stream(header.items(), device="cpu", dtypes=lambda _, stored: stored))
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype and torch.equal(read[name], tensor), name
+
+
+def test_a_folder_may_say_its_own_defaults(tiny_base, tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for entry in tiny_base.iterdir():
+        (folder / entry.name).symlink_to(entry)
+    (folder / "diptych.json").write_text('{"width": 96, "height": 64, "frames": 49, "steps": 20}')
+    defaults = Checkpoint.open(folder).defaults
+    assert (defaults.width, defaults.height, defaults.frames, defaults.steps) == (96, 64, 49, 20)
+    assert (defaults.fps, defaults.guidance) == (24.0, 5.0)
+    for text, sentence in (('{"wide": 96}', "unknown key wide"), ('{"width": 95}', "width = 95 is not accepted")):
+        (folder / "diptych.json").write_text(text)
+        with pytest.raises(CheckpointError, match=sentence):
+            Checkpoint.open(folder).defaults

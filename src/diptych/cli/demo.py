@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,11 +26,20 @@ def demo(
     from diptych.engine.engine import Engine
     from diptych.media.files import check_writable
     from diptych.media.sheets import contact_sheet, save_png
+    from diptych.model.catalogue import BUILT_IN
+    from diptych.model.tiny import write_tiny
 
     check_writable(output)
     check_writable(sheet)
-    with Display(quiet=quiet) as display, Engine.load(on_progress=display) as engine:
-        clip = engine.generate(ClipRequest(prompt, seed=seed), on_step=display)
+    with Display(quiet=quiet) as display, tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+        request = ClipRequest(prompt, seed=seed)
+        model: str | Path = "demo"
+        if not BUILT_IN.is_dir():
+            display.say("No trained model is built in yet: the weights are random, and the clip is noise.")
+            model = write_tiny(folder)
+            request = replace(request, width=128, height=80, frames=49, steps=20)
+        with Engine.load(model, on_progress=display) as engine:
+            clip = engine.generate(request, on_step=display)
         if clip is not None:
             clip.save(output)
             save_png(sheet, contact_sheet(clip))

@@ -19,6 +19,9 @@ CATALOGUE = {
     for name in ("Pro", "Pro-distill", "Pro-pretrain", "Lite", "Lite-distill", "Lite-pretrain")
 }
 
+BUILT_IN = Path(__file__).parent.parent / "demo"
+"""Where the package keeps the checkpoint called `demo`."""
+
 OnBytes = Callable[[int, int], None]
 """Told (bytes done, bytes known of) while something downloads or loads; the second may grow during a download."""
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from diptych.errors import CheckpointError
-from diptych.model.catalogue import CATALOGUE, OnBytes, Snapshot, fetch, hub_id
+from diptych.errors import CheckpointError, RequestError
+from diptych.model.catalogue import BUILT_IN, CATALOGUE, OnBytes, Snapshot, fetch, hub_id
 from diptych.model.config import TransformerConfig
 from diptych.model.headers import read_json
 from diptych.model.inventory import CLASSES, Component, check_transformer, read_component, vocoder_inside
-from diptych.request import AUDIO_RATE, SAMPLES_PER_AUDIO_LATENT, ClipDefaults
+from diptych.request import AUDIO_RATE, SAMPLES_PER_AUDIO_LATENT, ClipDefaults, ClipRequest
 
 PIPELINE = "Kandinsky6TI2VAPipeline"
 _SOUND = ("audio_vae", "vocoder")
@@ -55,6 +55,10 @@ class Checkpoint:
         """
         name = str(name_or_path)
         path = Path(name).expanduser()
+        if name == "demo" and not path.exists():
+            path = name_or_path = BUILT_IN
+            if not path.is_dir():
+                raise CheckpointError("no small model is built in yet; name a checkpoint, such as lite-distill")
         if name.lower() not in CATALOGUE and (isinstance(name_or_path, Path) or path.exists()):
             if revision is not None:
                 raise CheckpointError(f"revision = {revision} is for the hub; {name} is a local folder")
@@ -123,14 +127,30 @@ class Checkpoint:
 
     @property
     def defaults(self) -> ClipDefaults:
-        """What a request is filled from, and what it may ask for."""
-        return ClipDefaults(
+        """What a request is filled from, and what it may ask for.
+
+        The published values, unless the folder has a `diptych.json` that says otherwise for some of width, height,
+        frames, fps, steps and guidance. Raises `CheckpointError` for one that cannot be.
+        """
+        published = ClipDefaults(
             steps=10 if self.distilled else 50,
             guidance=1.0 if self.distilled else 5.0,
             distilled=self.distilled,
             has_audio=self.has_audio,
             has_image=self.transformer.takes_image,
         )
+        file = self.root / "diptych.json"
+        if not file.is_file():
+            return published
+        own = read_json(file)
+        strange = sorted(set(own) - {"width", "height", "frames", "fps", "steps", "guidance"})
+        if strange:
+            raise CheckpointError(f"{file}: unknown key {strange[0]}")
+        try:
+            ClipRequest("a clip", **own)
+        except RequestError as error:
+            raise CheckpointError(f"{file}: {error}") from None
+        return replace(published, **own)
 
     @cached_property
     def fingerprint(self) -> str | None:
