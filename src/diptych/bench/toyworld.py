@@ -93,7 +93,8 @@ class Scene:
 
 def steps_at(shape: str, risen: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
     """Pitch in steps of a shape that moves up or down, by the pixels that it has risen since the first frame."""
-    return np.rint(PITCH[shape] * 2 ** (risen / PIXELS_PER_OCTAVE)).astype(np.int64)
+    steps: npt.NDArray[np.int64] = np.rint(PITCH[shape] * 2 ** (risen / PIXELS_PER_OCTAVE)).astype(np.int64)
+    return steps
 
 
 @cache
@@ -141,6 +142,6 @@ def shade() -> npt.NDArray[np.float32]:
     """Light on wall and floor, (HEIGHT, WIDTH): brightest at the upper left, so that every place looks its own."""
     x = (np.arange(WIDTH, dtype=np.float32) + 0.5) / WIDTH
     y = (np.arange(HEIGHT, dtype=np.float32) + 0.5) / HEIGHT
-    light = 1.12 - 0.16 * x[None, :] - 0.10 * y[:, None]
+    light = (1.12 - 0.16 * x[None, :] - 0.10 * y[:, None]).astype(np.float32)
     light[FLOOR:] *= FLOOR_SHADE
     return light

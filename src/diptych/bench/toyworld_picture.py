@@ -76,8 +76,8 @@ class _Track:
         area = weight.sum(axis=(1, 2))
         safe = np.where(area > 0, area, np.nan)
         ys, xs = np.arange(mask.shape[1]) + 0.5, np.arange(mask.shape[2]) + 0.5
-        seen = mask.any(axis=2)
-        bottom = np.where(seen.any(axis=1), mask.shape[1] - seen[:, ::-1].argmax(axis=1), np.nan)
+        seen: npt.NDArray[np.bool_] = np.any(mask, axis=2)
+        bottom = np.where(np.any(seen, axis=1), mask.shape[1] - seen[:, ::-1].argmax(axis=1), np.nan)
         x = (weight.sum(axis=1) * xs).sum(axis=1) / safe
         y = (weight.sum(axis=2) * ys).sum(axis=1) / safe
         return cls(x, y, bottom.astype(np.float64), area)
