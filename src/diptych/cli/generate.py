@@ -51,6 +51,9 @@ def generate(
     modulation: Annotated[
         str, _option("resident, or tables: its weights wait in host memory, same clip. Default: resident.")
     ] = "resident",
+    cache: Annotated[
+        str | None, _option("Predict some forwards: NAME[:threshold,max_run,retention], such as magcache.")
+    ] = None,
     device: Annotated[str | None, _option("cpu, cuda, cuda:1 … Default: the first GPU, else the CPU.")] = None,
     layout: Annotated[str | None, _option("How ranks share the clip, such as cfg=2,ulysses=4.")] = None,
     from_clip: Annotated[
@@ -85,6 +88,7 @@ def generate(
         "dtype": dtype,
         "precision": precision,
         "modulation": modulation,
+        "cache": cache,
         "device": device,
         "layout": layout,
         "trace": trace,
@@ -124,6 +128,7 @@ def _one(
     as_json: bool,
 ) -> None:
     from diptych.engine.engine import Engine, open_checkpoint
+    from diptych.engine.options import pick_cache
     from diptych.engine.order import take
     from diptych.media.files import check_writable
 
@@ -131,7 +136,9 @@ def _one(
         if path is not None:
             check_writable(path)
     checkpoint = open_checkpoint(model, display)
-    take(request, checkpoint.defaults)  # what cannot be honoured is refused before a weight is read
+    take(
+        request, checkpoint.defaults, pick_cache(options["cache"], checkpoint)
+    )  # what cannot be honoured is refused before a weight is read
     with Engine.load(checkpoint, **options, on_progress=display) as engine:
         clip = engine.generate(request, on_step=display)
         if clip is None:  # a rank of torchrun that is not the first

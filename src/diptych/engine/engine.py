@@ -12,7 +12,15 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from diptych.engine.components import Components
-from diptych.engine.options import Options, check_room, pick_device, pick_dtype, pick_modulation, pick_precision
+from diptych.engine.options import (
+    Options,
+    check_room,
+    pick_cache,
+    pick_device,
+    pick_dtype,
+    pick_modulation,
+    pick_precision,
+)
 from diptych.engine.order import Order, take_batch
 from diptych.engine.progress import OnProgress, Progress
 from diptych.engine.runner import Runner
@@ -23,6 +31,7 @@ from diptych.media.clip import Clip
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 from diptych.request import ClipDefaults, ClipRequest
+from diptych.sampling.caches import CachePlan
 
 STEP_TIMEOUT = 1800.0
 """Seconds of silence after which ranks are taken for hung."""
@@ -55,8 +64,9 @@ class Engine:
     by the next.
     """
 
-    def __init__(self, checkpoint: Checkpoint, executor: Executor) -> None:
+    def __init__(self, checkpoint: Checkpoint, executor: Executor, cache: CachePlan | None = None) -> None:
         self.checkpoint = checkpoint
+        self._cache = cache
         self._executor: Executor | None = executor
         self._lock = threading.Lock()
 
@@ -70,6 +80,7 @@ class Engine:
         dtype: str | None = None,
         precision: str = "exact",
         modulation: str = "resident",
+        cache: str | None = None,
         step_timeout: float = STEP_TIMEOUT,
         trace: str | Path | None = None,
         on_progress: OnProgress | None = None,
@@ -85,6 +96,8 @@ class Engine:
         every report names.
         modulation: `resident`, or `tables`: its weights wait in host memory, and each request computes all of its
         steps' modulations first. The same bits, and 9 to 19 GB less on the device for Pro.
+        cache: predict some forwards from earlier ones, such as `magcache` or `magcache:0.12,2,0.2` (threshold, longest
+        run, share of steps computed first): an approximation that every report names. Default: none.
         step_timeout: seconds that ranks may be silent before they are taken for hung.
         trace: folder to which every clip writes what each rank did with its time; `diptych trace` draws it. Traced
         clips run uncompiled and a little slower, and their reports have a `trace`.
@@ -104,6 +117,7 @@ class Engine:
             raise LayoutError(f"layout {plan} has {plan.world} ranks, and torchrun started {joined}; make them agree")
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
         check_fit(plan, checkpoint.transformer)
+        chosen = pick_cache(cache, checkpoint)
         folder = None if trace is None else Path(trace)
         options = Options(
             checkpoint,
@@ -115,26 +129,32 @@ class Engine:
             precision=pick_precision(precision, where, working),
             modulation=pick_modulation(modulation),
         )
-        return cls(checkpoint, _executor(options, on_progress, joined))
+        return cls(checkpoint, _executor(options, on_progress, joined), chosen)
 
     @property
     def defaults(self) -> ClipDefaults:
         """What the checkpoint fills in where a request says nothing."""
         return self.checkpoint.defaults
 
-    def generate(self, request: ClipRequest, on_step: OnProgress | None = None) -> Clip | None:
+    def generate(
+        self, request: ClipRequest, on_step: OnProgress | None = None, *, cache: str | None = None
+    ) -> Clip | None:
         """Make one clip. Returns it, or None on a torchrun rank other than the first.
 
         on_step: told of every stage and step; raise `Cancelled` in it to stop at that step, on all ranks.
+        cache: for this clip another step cache than the engine's, or `none`.
         Raises `RequestError` or `MediaError` for a request that cannot be honoured, before any weight is touched,
         `ClipError` for a result that is not fit to be called a clip, and `RankError` with a rank's own traceback.
         """
-        clips = self.generate_batch([request], on_step)
+        clips = self.generate_batch([request], on_step, cache=cache)
         return None if clips is None else clips[0]
 
-    def generate_batch(self, requests: Sequence[ClipRequest], on_step: OnProgress | None = None) -> list[Clip] | None:
+    def generate_batch(
+        self, requests: Sequence[ClipRequest], on_step: OnProgress | None = None, *, cache: str | None = None
+    ) -> list[Clip] | None:
         """Make several clips in one batch: equal in all but prompt, negative, image and seed. Else as `generate`."""
-        orders = take_batch(requests, self.defaults)
+        plan = self._cache if cache is None else pick_cache(cache, self.checkpoint)
+        orders = take_batch(requests, self.defaults, plan)
         with self._lock:
             if self._executor is None:
                 raise RuntimeError("this engine is closed")

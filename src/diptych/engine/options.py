@@ -14,6 +14,7 @@ from diptych.attention.roles import Role
 from diptych.errors import LayoutError, RequestError
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
+from diptych.sampling.caches import CachePlan
 
 Precision = Literal["exact", "fp8"]
 Modulation = Literal["resident", "tables"]
@@ -100,6 +101,11 @@ def pick_modulation(name: str) -> Modulation:
     if name not in get_args(Modulation):
         raise RequestError("modulation", name, "resident or tables")
     return cast(Modulation, name)
+
+
+def pick_cache(text: str | None, checkpoint: Checkpoint) -> CachePlan | None:
+    """The step cache that is meant; None and `none` compute everything. Raises `RequestError`."""
+    return None if text is None or text.strip() == "none" else CachePlan.of(text, checkpoint)
 
 
 def check_room(layout: Layout, device: torch.device, ranks_here: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from diptych.media.clip import Clip
 from diptych.memory.tables import ModulationTables
 from diptych.model.transformer import Grid
 from diptych.request import ResolvedRequest
+from diptych.sampling.caches import CachePlan
 from diptych.sampling.denoise import denoise
 from diptych.sampling.denoiser import Denoiser
 from diptych.sampling.latents import Latents, draw_noise
@@ -41,24 +43,27 @@ class Job:
     """All that denoising needs, on the CPU: what the first rank sends to the others.
 
     lanes: conditioning with guidance off, or conditional and unconditional. first_frame (B, Y, X, C) or None.
+    cache: which forwards are predicted; None computes all.
     """
 
     resolved: ResolvedRequest
     lanes: tuple[Conditioning, ...]
     noise: Latents
     first_frame: Tensor | None
+    cache: CachePlan | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """Finished latents, channels last, float32, and how many forwards all lanes took together.
+    """Finished latents, channels last, float32, and how many forwards all lanes asked for together.
 
-    trace: what this rank did with its time, if that was to be told.
+    cached: what a step cache has to report. trace: what this rank did with its time, if that was to be told.
     """
 
     latents: Latents
     forwards: int
     trace: RankTrace | None = None
+    cached: dict[str, Any] | None = None
 
 
 class Runner:
@@ -103,7 +108,8 @@ class Runner:
                 first_frame = torch.cat(frames)
         config = c.transformer.config
         noise = draw_noise([o.resolved for o in orders], generators, config.in_visual_dim, config.in_audio_dim)
-        return Job(first, tuple(lane.to("cpu") for lane in lanes), noise, first_frame), notes
+        job = Job(first, tuple(lane.to("cpu") for lane in lanes), noise, first_frame, orders[0].cache)
+        return job, notes
 
     @torch.no_grad()
     def denoiser(self, job: Job) -> Denoiser:
@@ -133,6 +139,7 @@ class Runner:
         if c.options.modulation == "tables":
             sound = r.A > 0
             denoiser.tables = ModulationTables(c.transformer, schedule.timesteps, denoiser.contexts, audio=sound)
+        cache = denoiser.cache = None if job.cache is None else job.cache.start(r, self.sharing.agreement)
         tracer = None if c.options.trace is None else Tracer(self.rank, device, c.transformer.fused_blocks)
         with stages.stage("denoise", r.steps) as advance, tracer or nullcontext():
 
@@ -145,7 +152,8 @@ class Runner:
                     after_step(index)
 
             latents = denoise(denoiser.velocity, schedule, job.noise.to(device), on_step)
-        return Result(latents, denoiser.forwards, None if tracer is None else tracer.trace)
+        cached = None if cache is None else cache.report()
+        return Result(latents, denoiser.forwards, None if tracer is None else tracer.trace, cached)
 
     @torch.no_grad()
     def finish(
@@ -178,7 +186,7 @@ class Runner:
             report = {
                 "request": order.request.to_dict(),
                 **c.describe(),
-                "forwards": {"computed": result.forwards, "total": result.forwards},
+                **_forwards(order, result),
                 "notes": list(notes),
                 "seconds": {name: round(seconds, 4) for name, seconds in stages.seconds.items()},
                 **traced,
@@ -188,6 +196,16 @@ class Runner:
             clip.check(order.resolved)
             clips.append(clip)
         return clips
+
+
+def _forwards(order: Order, result: Result) -> dict[str, Any]:
+    """How many forwards were computed, and by leave of which cache the others were not."""
+    if order.cache is None or result.cached is None:
+        return {"forwards": {"computed": result.forwards, "total": result.forwards}}
+    lanes = result.cached["lanes"]
+    computed = sum(lane["computed"] for lane in lanes)
+    told = {"forwards": {"computed": computed, "total": result.forwards, "lanes": lanes}}
+    return told | {"cache": order.cache.describe(order.resolved) | result.cached.get("recorded", {})}
 
 
 def _arrays(latents: Latents, index: int) -> dict[str, npt.NDArray[np.float32]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,7 +11,9 @@ from diptych.attention import Attend, LocalAttend, Role
 from diptych.errors import LayoutError
 from diptych.model.config import TransformerConfig
 from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
-from diptych.sampling.denoiser import Combine, Shard, combine_serial
+from diptych.parallel.agreement import Agreement
+from diptych.sampling.denoiser import Combine, combine_serial
+from diptych.sampling.forward import Shard
 from diptych.sampling.latents import Latents
 
 
@@ -20,10 +22,12 @@ class Sharing:
     """split: for a number of video tokens, who attends and who holds which tokens (None: all here).
 
     combine: how the lanes of guidance are run and put together.
+    agreement: how all ranks come to the same decision.
     """
 
     split: Callable[[int], tuple[Attend, Shard | None]]
     combine: Combine
+    agreement: Agreement = field(default_factory=Agreement)
 
 
 def alone(kernels: Mapping[Role, str] | None = None) -> Sharing:
@@ -50,7 +54,7 @@ def sharing_for(layout: Layout, device: torch.device, kernels: Mapping[Role, str
         guided = pair.combine([video] if audio is None else [video, audio], guidance)
         return Latents(guided[0], None if audio is None else guided[1])
 
-    return Sharing(split, combine if pair.split else combine_serial)
+    return Sharing(split, combine if pair.split else combine_serial, Agreement.of_all_ranks())
 
 
 def check_fit(layout: Layout, config: TransformerConfig) -> None:

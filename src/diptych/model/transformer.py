@@ -183,17 +183,32 @@ class Transformer(nn.Module):
         time_video = self.video_time_embeddings(timestep_B) + context.pooled_video
         return time_video, self.audio_time_embeddings(timestep_B) + context.pooled_audio if audio else None
 
-    def modulations(self, timestep_B: Tensor, context: TextContext, *, audio: bool) -> Modulations:
-        """Everything that time decides, for every layer, float32. timestep (B,) float32 on the scale 0..1000."""
+    def modulations(
+        self, timestep_B: Tensor, context: TextContext, *, audio: bool, blocks: int | None = None, texts: bool = True
+    ) -> Modulations:
+        """Everything that time decides, for every layer, float32. timestep (B,) float32 on the scale 0..1000.
+
+        blocks, texts: a forward that runs only the first fused blocks, or no text towers, needs no others' modulations.
+        """
         time_video, time_audio = self.time_vectors(timestep_B, context, audio=audio)
-        tower_video, tower_audio = self.text_towers
+        tower_video, tower_audio = self.text_towers if texts else ([], [])
         return Modulations(
             [block.text_modulation(time_video) for block in tower_video],
             [] if time_audio is None else [block.text_modulation(time_audio) for block in tower_audio],
-            [block.modulations(time_video, time_audio) for block in self.fused_blocks],
+            [block.modulations(time_video, time_audio) for block in self.fused_blocks[:blocks]],
             self.out_layer.modulation(time_video),
             None if time_audio is None else self.audio_out_layer.modulation(time_audio),
         )
+
+    def tokens(self, video_BTYXC: Tensor, audio_BAC: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor | None]:
+        """Latents to tokens, (B, S, D) and (B, A, Da). video has the channels noisy, condition, mask."""
+        video = self.visual_embeddings(video_BTYXC.to(self.dtype))
+        if grid.tail:
+            types = torch.zeros(grid.T + 1, dtype=torch.long, device=video.device)
+            types[-1] = 1
+            added = self.visual_token_type_embeddings(types).to(video.dtype)
+            video = video + added.repeat_interleave(grid.rows * grid.columns, dim=0)
+        return video, None if audio_BAC is None else self.audio_embeddings(audio_BAC).to(self.dtype)
 
     def embed(
         self,
@@ -205,19 +220,12 @@ class Transformer(nn.Module):
         attend: Attend,
     ) -> Streams:
         """Latents and text to streams. video has the channels noisy, condition, mask, and T + tail frames."""
-        video = self.visual_embeddings(video_BTYXC.to(self.dtype))
-        if grid.tail:
-            types = torch.zeros(grid.T + 1, dtype=torch.long, device=video.device)
-            types[-1] = 1
-            added = self.visual_token_type_embeddings(types).to(video.dtype)
-            video = video + added.repeat_interleave(grid.rows * grid.columns, dim=0)
+        video, audio = self.tokens(video_BTYXC, audio_BAC, grid)
         tower_video, tower_audio = self.text_towers
         text_video, text_audio = context.text_video, None
         for block, modulation in zip(tower_video, modulations.text_video, strict=True):
             text_video = block(text_video, modulation, context.rope, context.mask, attend)
-        audio = None
-        if audio_BAC is not None:
-            audio = self.audio_embeddings(audio_BAC).to(self.dtype)
+        if audio is not None:
             text_audio = context.text_audio
             for block, modulation in zip(tower_audio, modulations.text_audio, strict=True):
                 text_audio = block(text_audio, modulation, context.rope, context.mask, attend)

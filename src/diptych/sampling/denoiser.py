@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -12,17 +12,11 @@ from torch import Tensor
 
 from diptych.attention.roles import Attend
 from diptych.memory.tables import ModulationTables
-from diptych.model.ops import Rope
-from diptych.model.transformer import Grid, Modulations, Streams, TextContext, Transformer
+from diptych.model.transformer import Grid, TextContext, Transformer
 from diptych.parallel.guidance import guided
+from diptych.sampling.caches.base import StepCache
+from diptych.sampling.forward import Forward, Shard
 from diptych.sampling.latents import Latents
-
-
-class Shard(Protocol):
-    """Who holds which video tokens: `scatter` takes the local slice along an axis, `gather` restores (B, S, C)."""
-
-    def scatter(self, tokens: Tensor, dim: int = 1) -> Tensor: ...
-    def gather(self, tokens_BsC: Tensor) -> Tensor: ...
 
 
 class Combine(Protocol):
@@ -49,7 +43,8 @@ class Denoiser:
     contexts: the conditional lane, and with guidance the unconditional one.
     first_frame (B, Y, X, C): clean latents of the reference image, appended as the last frame of every forward.
     tables: modulations computed ahead for the timesteps to come; without, each forward computes its own.
-    forwards: how many were run so far, over all lanes, wherever they ran; for the report.
+    cache: decides which forwards are computed and which are predicted; without, all are computed.
+    forwards: how many were asked for so far, over all lanes, wherever they ran; for the report.
     """
 
     model: Transformer
@@ -62,13 +57,19 @@ class Denoiser:
     combine: Combine = combine_serial
     forwards: int = 0
     tables: ModulationTables | None = None
+    cache: StepCache | None = None
 
     def velocity(self, latents: Latents, timestep: Tensor) -> Latents:
         """Guided velocity at `timestep` (0-dim float32, 0..1000): float32 or working dtype, shapes of `latents`
         (times the grid of the distilled heads in the last axis)."""
         video = self._input(latents.video)
+        step = self.forwards // len(self.contexts)
         self.forwards += len(self.contexts)
-        lanes = [partial(self.lane, video, latents.audio, timestep, context) for context in self.contexts]
+        run = Forward.all if self.cache is None else self.cache.velocity
+        lanes = [
+            partial(run, self.forward(video, latents, timestep, context, lane, step))
+            for lane, context in enumerate(self.contexts)
+        ]
         return self.combine(lanes, self.guidance)
 
     def _input(self, video: Tensor) -> Tensor:
@@ -80,24 +81,23 @@ class Denoiser:
         return torch.cat([noisy, torch.zeros_like(noisy), mask], dim=-1)
 
     def lane(self, video: Tensor, audio: Tensor | None, timestep: Tensor, context: TextContext) -> Latents:
-        model, grid = self.model, self.grid
-        modulations = self._modulations(timestep, context, len(video), audio=audio is not None)
-        streams = model.embed(video, audio, context, grid, modulations, self.attend)
-        streams = model.blocks(self._scatter(streams), self.attend)
-        video_tokens, audio_out = model.head(streams)
-        if self.shard is not None:
-            video_tokens = self.shard.gather(video_tokens)
-        return Latents(model.unpatchify(video_tokens, grid)[:, : grid.T], audio_out)
+        """The velocity of one lane, computed, given video with all its channels."""
+        noisy = Latents(video[..., : self.model.config.in_visual_dim], audio)
+        return self.forward(video, noisy, timestep, context).all()
 
-    def _modulations(self, timestep: Tensor, context: TextContext, B: int, *, audio: bool) -> Modulations:
-        if self.tables is not None:
-            return self.tables.at(timestep, context)
-        times = timestep.to(context.pooled_video.device, torch.float32).expand(B)
-        return self.model.modulations(times, context, audio=audio)
-
-    def _scatter(self, streams: Streams) -> Streams:
-        if self.shard is None:
-            return streams
-        cos, sin = streams.rope_video
-        rope = Rope(self.shard.scatter(cos, 0), self.shard.scatter(sin, 0))
-        return replace(streams, video=self.shard.scatter(streams.video), rope_video=rope)
+    def forward(
+        self, video: Tensor, latents: Latents, timestep: Tensor, context: TextContext, lane: int = 0, step: int = 0
+    ) -> Forward:
+        return Forward(
+            self.model,
+            self.attend,
+            self.grid,
+            context,
+            latents,
+            video,
+            timestep,
+            lane,
+            step,
+            self.shard,
+            self.tables,
+        )

@@ -1,0 +1,98 @@
+"""One forward of the transformer in the phases that a step cache comes between, or leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diptych.attention.roles import Attend
+from diptych.memory.tables import ModulationTables
+from diptych.model.ops import Rope, scale_shift
+from diptych.model.transformer import Grid, Modulations, Streams, TextContext, Transformer
+from diptych.sampling.latents import Latents
+
+
+class Shard(Protocol):
+    """Who holds which video tokens: `scatter` takes the local slice along an axis, `gather` restores (B, S, C)."""
+
+    def scatter(self, tokens: Tensor, dim: int = 1) -> Tensor: ...
+    def gather(self, tokens_BsC: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one lane asks of the transformer in one step.
+
+    lane: 0 conditional, 1 unconditional; step counts from 0.
+    latents: as the sampler holds them, whole and equal on every rank.
+    video (B, T + tail, Y, X, 2C + 1): the same with condition channels, mask and reference frame.
+    timestep: 0-dim float32, 0..1000.
+    """
+
+    model: Transformer
+    attend: Attend
+    grid: Grid
+    context: TextContext
+    latents: Latents
+    video: Tensor
+    timestep: Tensor
+    lane: int = 0
+    step: int = 0
+    shard: Shard | None = None
+    tables: ModulationTables | None = None
+
+    def all(self) -> Latents:
+        """The velocity as the model gives it, nothing left out."""
+        return self.head(self.blocks(self.embed()))
+
+    def embed(self) -> Streams:
+        """Tokens, texts behind their towers, and all modulations; video tokens are this rank's own."""
+        streams = self.model.embed(
+            self.video, self.latents.audio, self.context, self.grid, self._modulations(), self.attend
+        )
+        return self._scatter(streams)
+
+    def embed_only(self) -> Streams:
+        """The streams of a forward that runs no block: without the text towers, and time only for the heads."""
+        video, audio = self.model.tokens(self.video, self.latents.audio, self.grid)
+        return self._scatter(self._bare(video, audio, self._modulations(blocks=0, texts=False)))
+
+    def first_input(self) -> Tensor:
+        """What enters the first fused block's video self-attention, (B, S, D), of all ranks' tokens."""
+        video, _ = self.model.tokens(self.video, None, self.grid)
+        modulation = self._modulations(blocks=1, texts=False).blocks[0].video
+        shift, scale = modulation.chunk(9, dim=-1)[:2]
+        return scale_shift(video, shift, scale)
+
+    def blocks(self, streams: Streams, start: int = 0, stop: int | None = None) -> Streams:
+        return self.model.blocks(streams, self.attend, start, stop)
+
+    def head(self, streams: Streams) -> Latents:
+        """Streams to the velocity of all tokens, on every rank."""
+        video_tokens, audio = self.model.head(streams)
+        if self.shard is not None:
+            video_tokens = self.shard.gather(video_tokens)
+        return Latents(self.model.unpatchify(video_tokens, self.grid)[:, : self.grid.T], audio)
+
+    def _modulations(self, blocks: int | None = None, texts: bool = True) -> Modulations:
+        if self.tables is not None:
+            return self.tables.at(self.timestep, self.context)
+        times = self.timestep.to(self.context.pooled_video.device, torch.float32).expand(len(self.video))
+        audio = self.latents.audio is not None
+        return self.model.modulations(times, self.context, audio=audio, blocks=blocks, texts=texts)
+
+    def _bare(self, video: Tensor, audio: Tensor | None, modulations: Modulations) -> Streams:
+        context, grid = self.context, self.grid
+        return Streams(
+            video, audio, context.text_video, None, modulations, grid.rope_video, grid.rope_audio, context.mask
+        )
+
+    def _scatter(self, streams: Streams) -> Streams:
+        if self.shard is None:
+            return streams
+        cos, sin = streams.rope_video
+        rope = Rope(self.shard.scatter(cos, 0), self.shard.scatter(sin, 0))
+        return replace(streams, video=self.shard.scatter(streams.video), rope_video=rope)
