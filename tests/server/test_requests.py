@@ -130,6 +130,16 @@ def test_a_distilled_checkpoint_takes_guidance_1_and_ignores_a_negative_prompt()
     assert refused.value.param == "guidance_scale"
 
 
+def test_a_server_that_approximates_promises_nothing_exact() -> None:
+    fp8 = load(["some/model", "--precision", "fp8"])
+    given = read_fields({"prompt": "a lamp"})[0]
+    assert normalise(given, [], None, RELEASED, fp8)["quality"] == "high"
+    for word in ("exact", "lossless"):
+        with pytest.raises(Problem, match="computes in fp8") as refused:
+            normalise(given | {"quality": word}, [], None, RELEASED, fp8)
+        assert refused.value.code == "feature_not_enabled"
+
+
 def test_the_quality_words_become_constant_rate_factors() -> None:
     words = ("maximum", "high", "default", "medium", "low")
     assert [spec(output_quality=w)["crf"] for w in words] == [12, 16, 18, 23, 28]

@@ -112,6 +112,7 @@ def test_progress_and_patience_follow_the_monotonic_clock(monkeypatch: pytest.Mo
             ("text", 1, 1),
             *(("denoise", i, 4) for i in range(5)),
             ("decode", 1, 1),
+            ("text", 1, 1),  # told late: no reason to fall back
             ("mux", 0, 1),
         ):
             now[0] += 20

@@ -72,6 +72,8 @@ class Settings(BaseSettings):
     layout: Names = Field([], description="layout of the engine, such as cfg=2,ulysses=4; repeat for each replica")
     device: str | None = Field(None, description="device of the engine, such as cuda or cpu")
     dtype: str | None = Field(None, description="working precision of the engine")
+    precision: Literal["exact", "fp8"] = Field("exact", description="fp8 is an approximation that every clip names")
+    modulation: Literal["resident", "tables"] = Field("resident", description="tables needs less GPU memory")
     replicas: int = Field(1, ge=0, le=64, description="engines behind the one queue; 0: API only")
     gpus: str | None = Field(None, description="GPU indices, such as 0,1,2,3, divided evenly among the replicas")
     warm_up: Names = Field([], description="WIDTHxHEIGHTxFRAMES run once before the server is ready (repeatable)")

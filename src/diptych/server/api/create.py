@@ -51,7 +51,7 @@ def normalise(
         "sample_audio": given.get("sample_audio", defaults.has_audio),
         "audio_normalization": given.get("audio_normalization", "clip"),
         "reference_fit": given.get("reference_fit", "crop"),
-        "quality": given.get("quality", "lossless"),
+        "quality": _quality(given, settings),
         "max_sequence_length": given.get("max_sequence_length", 1024),
         "crf": _crf(given),
         "x264_preset": given.get("x264_preset", "veryfast"),
@@ -141,6 +141,16 @@ def _check_features(given: dict[str, Any]) -> None:
         if "path" in inner:
             raise Problem(400, "path_not_allowed", "lora.path is not accepted: clients name no files.", "lora")
         raise Problem(400, "feature_not_enabled", "lora needs an adapter, and this server has loaded none.", "lora")
+
+
+def _quality(given: dict[str, Any], settings: Settings) -> str:
+    """What was asked for, unless the engines approximate: then only `high` is honest."""
+    if settings.precision == "exact":
+        return str(given.get("quality", "lossless"))
+    if given.get("quality", "high") != "high":
+        text = f"this server computes in {settings.precision}, so only high"
+        raise invalid("quality", given["quality"], text, "feature_not_enabled")
+    return "high"
 
 
 def _check_scheme(given: dict[str, Any], image: Reference | None) -> None:

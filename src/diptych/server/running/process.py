@@ -29,6 +29,8 @@ class EngineProcess:
             "layout": settings.replica_layout(index),
             "device": settings.device,
             "dtype": settings.dtype,
+            "precision": settings.precision,
+            "modulation": settings.modulation,
             "warm_up": settings.warm_up,
             "preview_every": settings.preview_every,
             "cache": str(settings.state_dir / "cache"),

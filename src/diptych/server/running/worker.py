@@ -87,6 +87,8 @@ class Worker:
             layout=options["layout"],
             device=options["device"],
             dtype=options["dtype"],
+            precision=options["precision"],
+            modulation=options["modulation"],
             on_progress=on_progress,
         )
         self.picture = self._fit_preview(engine, options)
