@@ -50,7 +50,8 @@ def test_keys_are_split_when_queries_do_not_fill_the_gpu():
     assert fa3_splits((1, 225, 16, 128)) == 0
 
 
-def test_fused_kernels_take_half_precision_on_a_gpu_and_nothing_else():
+def test_fused_kernels_take_half_precision_on_a_gpu_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(ops, "_new_enough", lambda device: True)
     half = torch.empty(2, 3, dtype=torch.bfloat16)
     assert not ops.fusible(half)
     with torch._subclasses.FakeTensorMode():
@@ -60,4 +61,8 @@ def test_fused_kernels_take_half_precision_on_a_gpu_and_nothing_else():
         assert not ops.fusible(on_gpu[:0])
         assert not ops.fusible(on_gpu.requires_grad_())
         with torch.no_grad(), ops.plain_only():
+            assert not ops.fusible(on_gpu)
+        with torch.no_grad():
+            assert ops.fusible(on_gpu)
+            monkeypatch.setattr(ops, "_new_enough", lambda device: False)
             assert not ops.fusible(on_gpu)

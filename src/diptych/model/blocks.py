@@ -124,6 +124,7 @@ class FusedBlock(nn.Module):
 
         if audio is None:
             video, normed = gated_to_linear(video, video_text, t_gate, f_shift, f_scale)
+            del y, video_pre, video_text  # the feed-forward is where memory peaks
             return gated(video, v.feed_forward(normed), f_gate), None
 
         assert text_audio is not None and rope_audio is not None
@@ -144,6 +145,7 @@ class FusedBlock(nn.Module):
         from_audio = self.va_cross_attention(attend, video_query, audio_pre, rope_q=rope_video, rope_k=rope_audio)
 
         video, normed = gated_to_linear(video, from_audio, gate_on_video, f_shift, f_scale)
+        del y, video_pre, video_text, video_query, from_audio  # the feed-forward is where memory peaks
         video = gated(video, v.feed_forward(normed), f_gate)
         audio, normed = gated_scale_shift(audio, from_video, gate_on_audio, af_shift, af_scale)
         audio = gated(audio, a.feed_forward(normed), af_gate)

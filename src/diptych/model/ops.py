@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -148,7 +149,7 @@ def norm_rotate_pair(
 
 
 def fusible(x: Tensor) -> bool:
-    """Whether the Triton kernels can take this tensor: half precision, on an NVIDIA GPU, no gradient wanted."""
+    """Whether the Triton kernels can take this tensor: half precision, on a GPU from Ampere on, no gradient wanted."""
     return (
         x.is_cuda
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -156,7 +157,13 @@ def fusible(x: Tensor) -> bool:
         and not _plain_only
         and not (torch.is_grad_enabled() and x.requires_grad)
         and _has_triton
+        and _new_enough(x.device)
     )
+
+
+@cache
+def _new_enough(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _heads_adjacent(x_BSHK: Tensor) -> bool:

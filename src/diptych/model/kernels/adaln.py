@@ -126,6 +126,8 @@ def _launch(
     quanta: Tensor | None,
 ) -> None:
     B, S, D = x.shape
+    for part in (gate, shift, scale):
+        assert part is None or (part.dtype is torch.float32 and part.stride(-1) == 1)
     tune = tuning(S, D)
     _adaln[(triton.cdiv(S, tune["ROWS"]), B)](
         x,

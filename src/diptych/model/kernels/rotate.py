@@ -85,6 +85,7 @@ def _launch(
     tensors: int,
 ) -> None:
     B, S, H, K = q.shape
+    assert rope is None or (rope.cos_SP.is_contiguous() and rope.sin_SP.is_contiguous() and len(rope.cos_SP) == S)
     tune = tuning(S, H * K)
     _norm_rotate[(triton.cdiv(S, tune["ROWS"]), B, tensors)](
         q,
