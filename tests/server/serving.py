@@ -88,7 +88,7 @@ class Serving:
             self.log.rename(self.log.with_suffix(f".{time.monotonic_ns()}.log"))
         self.start()
 
-    def until(self, video_id: str, *states: str, seconds: float = 30) -> dict[str, Any]:
+    def until(self, video_id: str, *states: str, seconds: float = 60) -> dict[str, Any]:
         """Poll until the job is in one of `states`."""
         deadline = time.monotonic() + seconds
         with self.client as client:

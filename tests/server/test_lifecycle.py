@@ -129,7 +129,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("shared")
     steps = folder / "steps"
     steps.touch()
-    with Serving(folder / "state", "--stall-timeout", "1", DIPTYCH_TEST_STEPS=str(steps)) as serving:
+    with Serving(folder / "state", "--stall-timeout", "5", DIPTYCH_TEST_STEPS=str(steps)) as serving:
         yield serving
 
 

@@ -9,11 +9,14 @@ import errno
 import importlib
 import json
 import logging
+import math
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -61,18 +64,22 @@ class Worker:
                 message = self.pipe.recv()
             except (EOFError, OSError):
                 os.killpg(0, signal.SIGKILL)  # the server is gone: so are we, and every rank
-            with self.arrived:
-                if isinstance(message, Cancel):
-                    self.cancelled.add(message.job)
-                elif isinstance(message, Run):
-                    self.inbox.append(message)
-                    self.arrived.notify()
+            self.take(message)
+
+    def take(self, message: object) -> None:
+        with self.arrived:
+            if isinstance(message, Cancel):
+                self.cancelled.add(message.job)
+            elif isinstance(message, Run):
+                self.inbox.append(message)
+                self.arrived.notify()
 
     def next(self) -> Run:
         with self.arrived:
             self.arrived.wait_for(lambda: self.inbox)
-            self.cancelled.clear()
-            return self.inbox.pop(0)
+            run = self.inbox.pop(0)
+            self.cancelled &= {run.job}  # the wish to stop may have come with the job; older wishes are void
+            return run
 
     def say(self, message: object) -> None:
         self.pipe.send(message)
@@ -97,7 +104,7 @@ class Worker:
             width, height, frames = warm_up_shape(shape)
             request = ClipRequest(prompt="warm-up", width=width, height=height, frames=frames, steps=2, seed=0)
             engine.generate(request, on_step=on_progress)
-        self.say(Ready(asdict(engine.defaults), about(engine)))
+        self.say(Ready(asdict(engine.defaults), about(options)))
         return engine
 
     def _fit_preview(self, engine: Engine, options: dict[str, Any]) -> Picture | None:
@@ -127,8 +134,10 @@ class Worker:
                 clip = engine.generate(request, on_step=self._reporter(run, index))
                 self._check(run)
                 self.say(Step(run.job, index, "mux", 0, 1, 0.0, None))
-                reports.append(finish(clip, request.resolve(engine.defaults), run, index))
-            result = write_result(run.folder, reports, _peak_mb())
+                with _storing():
+                    reports.append(finish(clip, request.resolve(engine.defaults), run, index))
+            with _storing():
+                result = write_result(run.folder, reports, _peak_mb())
             self._check(run)
             return Finished(run.job, result)
         except Cancelled:
@@ -139,11 +148,9 @@ class Worker:
             return Failed(run.job, "output_invalid", f"The clip was refused: {error}", fatal=False)
         except UserError as error:
             return Failed(run.job, "invalid_value", str(error), fatal=False)
-        except OSError as error:
+        except StorageFailed as error:
             log.exception("job %s", run.job)
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            text = "The disk is full." if full else "The files of the clip could not be written."
-            return Failed(run.job, "storage_failed", text, fatal=False)
+            return Failed(run.job, "storage_failed", str(error), fatal=False)
         except Exception as error:
             log.exception("job %s", run.job)
             if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -167,6 +174,20 @@ class Worker:
         return report
 
 
+class StorageFailed(Exception):  # noqa: N818 - an answer, not an error
+    """The files of a clip could not be written."""
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    """An `OSError` here is about the disk; elsewhere it may be a rank that is gone."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageFailed("The disk is full." if full else "The files of the clip could not be written.") from error
+
+
 def _reset_peak() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -181,14 +202,10 @@ def _peak_mb() -> float | None:
     return round(float(torch.cuda.max_memory_allocated()) / 1e6, 1)
 
 
-def about(engine: Engine) -> dict[str, Any]:
-    """What `/v1/models` tells beside the defaults."""
-    layout = getattr(engine, "layout", None)
-    return {
-        "layout": str(layout) if layout is not None else "",
-        "num_gpus": int(getattr(layout, "world", 1) or 1),
-        "device": str(getattr(engine, "device", "")),
-    }
+def about(options: dict[str, Any]) -> dict[str, Any]:
+    """What `/v1/models` tells beside the defaults. The layout was parsed by the engine, so it can be read simply."""
+    sizes = re.findall(r"=\s*(\d+)", options["layout"] or "")
+    return {"layout": options["layout"] or "", "num_gpus": math.prod(int(size) for size in sizes)}
 
 
 def main() -> None:
