@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from diptych.attention import Role, kernels, local
 from diptych.engine.components import Components
 from diptych.engine.engine import Engine
+from diptych.engine.options import Options
 from diptych.errors import RequestError
 from diptych.memory import fp8
 from diptych.model.checkpoint import Checkpoint
@@ -66,7 +70,34 @@ def test_a_checkpoint_is_quantised_while_it_is_read(tiny_base):
         assert streamed.dtype is later.dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize(("field", "value"), [("precision", "fp4"), ("modulation", "gone")])
+def test_the_first_steps_attend_exactly(tiny_base, monkeypatch):
+    """`fp8:1` on a GPU; here with an inexact kernel that only the test knows."""
+    flash = next(kernel for kernel in kernels.KERNELS if kernel.device == "cpu")
+    calls = []
+
+    def counted(*args):
+        calls.append(len(calls))
+        return flash.core(*args)
+
+    rough = replace(flash, name="rough", exact=False, core=counted)
+    monkeypatch.setattr(kernels, "KERNELS", (rough, *kernels.KERNELS))
+    monkeypatch.setattr(local, "KERNELS", kernels.KERNELS)
+    monkeypatch.setattr(Options, "kernels", {Role.VISUAL_SELF: "rough"})
+    made = clip(tiny_base, precision="fp8:1")
+    assert made.report["precision"] == "fp8:1"
+    assert len(calls) == 3 * 2 * 1, "three blocks, two lanes, the second of two steps"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("precision", "fp4"),
+        ("precision", "fp8:"),
+        ("precision", "fp8:x"),
+        ("precision", "exact:1"),
+        ("modulation", "gone"),
+    ],
+)
 def test_other_names_are_refused(tiny_base, monkeypatch, field, value):
     monkeypatch.setattr(Components, "load", lambda *_, **__: pytest.fail("weights were touched"))
     with pytest.raises(RequestError, match=f"{field} = '{value}' is not accepted"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from diptych.attention.kernels import check_name, need_of, pick
+from diptych.attention.kernels import KERNELS, check_name, need_of, pick
 from diptych.attention.roles import Role
 
 
@@ -24,6 +24,11 @@ class LocalAttend:
         for name in by_role.values():
             check_name(name)
         self.kernels: dict[Role, str] = {role: by_role.get(role, "auto") for role in Role}
+
+    def exact(self) -> LocalAttend:
+        """The same without kernels that approximate: `"auto"` in their place."""
+        approximate = {kernel.name for kernel in KERNELS if not kernel.exact}
+        return LocalAttend({role: "auto" if name in approximate else name for role, name in self.kernels.items()})
 
     def __call__(
         self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None

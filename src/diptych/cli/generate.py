@@ -46,7 +46,7 @@ def generate(
         str | None, _option("Working dtype: float32, bfloat16 or float16. Default: by the device.")
     ] = None,
     precision: Annotated[
-        str, _option("exact, or fp8: faster and smaller, an approximation. Default: exact.")
+        str, _option("exact, fp8 (faster and smaller, an approximation), or fp8:1 (first step exact).")
     ] = "exact",
     modulation: Annotated[
         str, _option("resident, or tables: its weights wait in host memory, same clip. Default: resident.")

@@ -104,7 +104,7 @@ class Components:
             "ranks": self.options.layout.world,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "dtype": names[self.options.dtype],
-            "precision": self.options.precision,
+            "precision": self.options.precision + (f":{self.options.exact_steps}" if self.options.exact_steps else ""),
             "modulation": self.options.modulation,
             "diptych": __version__,
             "torch": torch.__version__,

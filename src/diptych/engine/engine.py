@@ -93,7 +93,7 @@ class Engine:
         device: `cpu`, `cuda` or `cuda:N`; default the first GPU, else the CPU.
         dtype: `float32`, `bfloat16` or `float16` for matrix products and attention; default by the device.
         precision: `exact`, or `fp8`: products on video tokens and video self-attention in fp8, an approximation that
-        every report names.
+        every report names; `fp8:N` keeps attention exact in the first N steps.
         modulation: `resident`, or `tables`: its weights wait in host memory, and each request computes all of its
         steps' modulations first. The same bits, and 9 to 19 GB less on the device for Pro.
         cache: predict some forwards from earlier ones, such as `magcache` or `magcache:0.12,2,0.2` (threshold, longest
@@ -119,6 +119,7 @@ class Engine:
         check_fit(plan, checkpoint.transformer)
         chosen = pick_cache(cache, checkpoint)
         folder = None if trace is None else Path(trace)
+        kind, exact_steps = pick_precision(precision, where, working)
         options = Options(
             checkpoint,
             plan,
@@ -126,7 +127,8 @@ class Engine:
             working,
             timedelta(seconds=step_timeout),
             trace=folder,
-            precision=pick_precision(precision, where, working),
+            precision=kind,
+            exact_steps=exact_steps,
             modulation=pick_modulation(modulation),
         )
         return cls(checkpoint, _executor(options, on_progress, joined), chosen)

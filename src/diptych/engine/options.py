@@ -29,6 +29,7 @@ class Options:
     decode_budget: bytes that decoding may take, or None for the default plan.
     trace: folder for the timings of every rank, or None not to take any.
     precision: exact, or fp8 for products on video tokens and video self-attention.
+    exact_steps: in how many of the first steps attention stays exact all the same.
     modulation: whether its weights stay on the device, or only tables of what they give for each step.
     """
 
@@ -40,6 +41,7 @@ class Options:
     decode_budget: int | None = None
     trace: Path | None = None
     precision: Precision = "exact"
+    exact_steps: int = 0
     modulation: Modulation = "resident"
 
     @property
@@ -85,15 +87,19 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> Precision:
-    """Raises `RequestError` for a precision that does not exist, or that this device or dtype cannot have."""
-    if name not in get_args(Precision):
-        raise RequestError("precision", name, "exact or fp8")
-    if name == "fp8" and device.type == "cuda":
+def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Precision, int]:
+    """`exact`, `fp8`, or `fp8:N` with exact attention in the first N steps: precision and N.
+
+    Raises `RequestError` for a precision that does not exist, or that this device or dtype cannot have.
+    """
+    kind, colon, steps = name.partition(":")
+    if kind not in get_args(Precision) or (colon and not (kind == "fp8" and steps.isdecimal())):
+        raise RequestError("precision", name, "exact, fp8, or fp8:1 for a first step with exact attention")
+    if kind == "fp8" and device.type == "cuda":
         if torch.cuda.get_device_capability(device)[0] != 9 or dtype is not torch.bfloat16:
             raise RequestError("precision", name, "it takes a Hopper GPU and dtype bfloat16; use exact")
         check_name("fa3-fp8")
-    return cast(Precision, name)
+    return cast(Precision, kind), int(steps or 0)
 
 
 def pick_modulation(name: str) -> Modulation:

@@ -128,6 +128,8 @@ class Runner:
             None if job.first_frame is None else job.first_frame.to(device),
             shard,
             self.sharing.combine,
+            exact=attend.exact(),
+            exact_steps=c.options.exact_steps,
         )
 
     @torch.no_grad()

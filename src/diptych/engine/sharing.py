@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from diptych.attention import Attend, LocalAttend, Role
+from diptych.attention import LocalAttend, Role
 from diptych.errors import LayoutError
 from diptych.model.config import TransformerConfig
 from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
@@ -19,13 +19,14 @@ from diptych.sampling.latents import Latents
 
 @dataclass(frozen=True)
 class Sharing:
-    """split: for a number of video tokens, who attends and who holds which tokens (None: all here).
+    """split: for a number of video tokens, who attends and who holds which tokens (None: all here). Both kinds of
+    `Attend` have an `exact` form.
 
     combine: how the lanes of guidance are run and put together.
     agreement: how all ranks come to the same decision.
     """
 
-    split: Callable[[int], tuple[Attend, Shard | None]]
+    split: Callable[[int], tuple[LocalAttend | SequenceAttend, Shard | None]]
     combine: Combine
     agreement: Agreement = field(default_factory=Agreement)
 
@@ -41,7 +42,7 @@ def sharing_for(layout: Layout, device: torch.device, kernels: Mapping[Role, str
     mesh = layout.mesh(device.type)
     pair = GuidancePair(mesh)
 
-    def split(tokens: int) -> tuple[Attend, Shard | None]:
+    def split(tokens: int) -> tuple[LocalAttend | SequenceAttend, Shard | None]:
         if layout.sequence == 1:
             return LocalAttend(kernels or {}), None
         shard = TokenShard(tokens, mesh)

@@ -73,6 +73,10 @@ class SequenceAttend:
         self.shard, self.exchange = shard, exchange
         self.local = LocalAttend(kernel)
 
+    def exact(self) -> SequenceAttend:
+        """The same without kernels that approximate."""
+        return SequenceAttend(self.shard, kernel=self.local.exact().kernels, exchange=self.exchange)
+
     def __call__(
         self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
     ) -> Tensor:

@@ -45,6 +45,7 @@ class Denoiser:
     tables: modulations computed ahead for the timesteps to come; without, each forward computes its own.
     cache: decides which forwards are computed and which are predicted; without, all are computed.
     forwards: how many were asked for so far, over all lanes, wherever they ran; for the report.
+    exact, exact_steps: who attends in the first steps, where `attend` approximates.
     """
 
     model: Transformer
@@ -58,6 +59,8 @@ class Denoiser:
     forwards: int = 0
     tables: ModulationTables | None = None
     cache: StepCache | None = None
+    exact: Attend | None = None
+    exact_steps: int = 0
 
     def velocity(self, latents: Latents, timestep: Tensor) -> Latents:
         """Guided velocity at `timestep` (0-dim float32, 0..1000): float32 or working dtype, shapes of `latents`
@@ -90,7 +93,7 @@ class Denoiser:
     ) -> Forward:
         return Forward(
             self.model,
-            self.attend,
+            self.exact if self.exact is not None and step < self.exact_steps else self.attend,
             self.grid,
             context,
             latents,

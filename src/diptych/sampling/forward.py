@@ -80,7 +80,9 @@ class Forward:
     def _modulations(self, blocks: int | None = None, texts: bool = True) -> Modulations:
         if self.tables is not None:
             return self.tables.at(self.timestep, self.context)
-        times = self.timestep.to(self.context.pooled_video.device, torch.float32).expand(len(self.video))
+        device = self.context.pooled_video.device
+        # Filled, not copied: a copy from the host would wait for all that the device still has to do.
+        times = torch.full((len(self.video),), self.timestep.item(), dtype=torch.float32, device=device)
         audio = self.latents.audio is not None
         return self.model.modulations(times, self.context, audio=audio, blocks=blocks, texts=texts)
 
