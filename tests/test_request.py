@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from diptych.errors import RequestError
-from diptych.request import ClipDefaults, ClipRequest, audio_latents, frames_for
+from diptych.request import ClipDefaults, ClipRequest, audio_latents, changed, frames_for
 
 BASE = ClipDefaults()
 DISTILLED = ClipDefaults(steps=10, guidance=1.0, distilled=True)
@@ -33,6 +33,9 @@ REFUSED = {
     "guidance as text": ({"guidance": "5"}, "guidance = '5'", "from 0 to 100"),
     "rate of zero": ({"fps": 0}, "fps = 0", "from 1 to 240"),
     "rate that is no number": ({"fps": float("nan")}, "fps = nan", "from 1 to 240"),
+    "no length": ({"seconds": 0}, "seconds = 0", "from 0.01 to 509"),
+    "a length that is no number": ({"seconds": float("nan")}, "seconds = nan", "from 0.01 to 509"),
+    "two lengths": ({"seconds": 2, "frames": 9}, "seconds = 2", "either seconds or frames, not both"),
     "unknown fit": ({"fit": "fill"}, "fit = 'fill'", "crop, pad, stretch"),
     "unknown level": ({"audio_level": "loud"}, "audio_level = 'loud'", "clip, normalize"),
     "unknown grid": ({"sigma_grid": "karras"}, "sigma_grid = 'karras'", "diffusers, native"),
@@ -96,9 +99,22 @@ def test_what_a_checkpoint_cannot_do_is_refused():
 
 
 def test_seconds_give_the_nearest_frames():
-    assert [frames_for(s, 24) for s in (5, 1, 0.0, 2.05)] == [121, 25, 1, 49]
-    with pytest.raises(RequestError, match="seconds"):
-        frames_for(float("nan"), 24)
+    assert [frames_for(s, 24) for s in (5, 1, 0.01, 2.05)] == [121, 25, 1, 49]
+    resolved = ClipRequest("x", seconds=2).resolve(BASE)
+    assert (resolved.frames, resolved.request.seconds, resolved.notes) == (49, None, ())
+
+
+def test_seconds_are_counted_at_the_rate_of_the_clip():
+    assert ClipRequest("x", seconds=2, fps=12).resolve(BASE).frames == 25
+    assert ClipRequest("x", seconds=2).resolve(ClipDefaults(fps=12.0)).frames == 25
+    with pytest.raises(RequestError, match=r"seconds = 30 is not accepted: at most 21\.2 s at 24 fps"):
+        ClipRequest("x", seconds=30).resolve(BASE)
+
+
+def test_one_length_takes_the_place_of_the_other():
+    assert changed({"prompt": "x", "frames": 9, "fps": 12}, {"seconds": 2}) == {"prompt": "x", "fps": 12, "seconds": 2}
+    assert changed({"seconds": 2}, {"frames": 9}) == {"frames": 9}
+    assert changed({"frames": 9}, {"fps": 12}) == {"frames": 9, "fps": 12}
 
 
 def test_audio_lasts_at_least_as_long_as_the_picture():

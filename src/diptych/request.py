@@ -59,6 +59,7 @@ class ClipRequest:
     fit: how an image of another shape is fitted: `crop` (cover and centre crop), `pad`, or `stretch`.
     width, height: pixels, multiples of 16, at most 2048.
     frames: 4k + 1, at most 509; other counts are rounded as diffusers does (119 -> 117) and `notes` says so.
+    seconds: the length instead of `frames`; the nearest 4k + 1 frames are taken.
     fps: frames a second, also the length of the sound.
     steps: forwards of the transformer (each doubled by guidance).
     guidance: 1 switches guidance off; a distilled checkpoint takes only 1.
@@ -79,6 +80,7 @@ class ClipRequest:
     width: int | None = None
     height: int | None = None
     frames: int | None = None
+    seconds: float | None = None
     fps: float | None = None
     steps: int | None = None
     guidance: float | None = None
@@ -118,16 +120,25 @@ class ClipRequest:
         _check_int("seed", self.seed, 0, MAX_SEED)
         _check_int("max_text_tokens", self.max_text_tokens, 1, 1024)
         _check_real("fps", self.fps, 1.0, 240.0)
+        _check_real("seconds", self.seconds, 0.01, MAX_FRAMES)
+        if self.seconds is not None and self.frames is not None:
+            raise RequestError("seconds", self.seconds, "either seconds or frames, not both")
         _check_real("guidance", self.guidance, 0.0, MAX_GUIDANCE)
 
     def resolve(self, defaults: ClipDefaults) -> ResolvedRequest:
         """Fill what was left open and hold the request against what the checkpoint can do.
 
         Raises `RequestError` for guidance on a distilled checkpoint, sound or an image where there is none,
-        or sound longer than the rotary table.
+        a length of too many frames, or sound longer than the rotary table.
         """
         notes: list[str] = []
-        frames = defaults.frames if self.frames is None else self.frames
+        fps = float(defaults.fps if self.fps is None else self.fps)
+        if self.seconds is not None:
+            frames = frames_for(self.seconds, fps)
+            if frames > MAX_FRAMES:
+                raise RequestError("seconds", self.seconds, f"at most {MAX_FRAMES / fps:.1f} s at {fps:g} fps")
+        else:
+            frames = defaults.frames if self.frames is None else self.frames
         if frames % 4 != 1:
             rounded = max(frames // 4 * 4 + 1, 1)
             notes.append(f"frames rounded from {frames} to {rounded}: the video VAE makes 4k + 1 frames")
@@ -141,7 +152,6 @@ class ClipRequest:
             raise RequestError("audio", True, "this checkpoint makes no sound; ask for video only (audio=False)")
         if self.image is not None and not defaults.has_image:
             raise RequestError("image", "given", "this checkpoint takes no image; leave it out")
-        fps = float(defaults.fps if self.fps is None else self.fps)
         if self.audio and audio_latents(frames, fps) > MAX_AUDIO_LATENTS:
             limit = MAX_AUDIO_LATENTS * SAMPLES_PER_AUDIO_LATENT / AUDIO_RATE
             raise RequestError(
@@ -154,6 +164,7 @@ class ClipRequest:
             width=defaults.width if self.width is None else self.width,
             height=defaults.height if self.height is None else self.height,
             frames=frames,
+            seconds=None,
             fps=fps,
             steps=defaults.steps if self.steps is None else self.steps,
             guidance=guidance,
@@ -184,7 +195,7 @@ class ClipRequest:
 class ResolvedRequest:
     """A request with every open field filled, and the sizes that follow from it.
 
-    S, A: video and audio tokens without the tail frame; T, Y, X: latent frames, rows, columns.
+    T, Y, X: latent frames (without the tail), rows and columns; A: audio latents, 0 without sound.
     """
 
     request: ClipRequest
@@ -257,10 +268,15 @@ def audio_latents(frames: int, fps: float) -> int:
 
 
 def frames_for(seconds: float, fps: float) -> int:
-    """The 4k + 1 frames nearest to `seconds`. Raises `RequestError` for a length that is none."""
-    _check_real("seconds", seconds, 0.0, 3600.0)
-    frames = 4 * round((seconds * fps - 1) / 4) + 1
-    return max(frames, 1)
+    """The 4k + 1 frames nearest to `seconds`; one at least."""
+    return max(4 * round((seconds * fps - 1) / 4) + 1, 1)
+
+
+def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a request with some replaced; a length in seconds takes the place of one in frames, and the reverse."""
+    other = {"frames": "seconds", "seconds": "frames"}
+    dropped = {other[name] for name in changes if name in other}
+    return {name: value for name, value in values.items() if name not in dropped} | changes
 
 
 def _check_text(name: str, value: object) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from diptych.cli.display import Display
 from diptych.errors import RequestError, UserError
-from diptych.request import ClipRequest, frames_for
+from diptych.request import ClipRequest, changed
 
 Text = Annotated[str | None, typer.Argument(help="What the clip shows and sounds like.", show_default=False)]
 
@@ -73,7 +73,8 @@ def generate(
         "fit": fit,
         "width": width,
         "height": height,
-        "frames": _frames(frames, seconds, fps),
+        "frames": frames,
+        "seconds": seconds,
         "fps": fps,
         "steps": steps,
         "guidance": guidance,
@@ -207,7 +208,7 @@ def _line_request(line: str, given: dict[str, Any]) -> ClipRequest:
         values = json.loads(line)
     except json.JSONDecodeError as error:
         raise RequestError("line", line, f"JSON or a plain prompt ({error.msg} at column {error.colno})") from None
-    return ClipRequest.from_dict(given | values)
+    return ClipRequest.from_dict(changed(given, values))
 
 
 def _again(path: Path, prompt: str | None, given: dict[str, Any], model: str | None) -> tuple[ClipRequest, str | None]:
@@ -215,14 +216,6 @@ def _again(path: Path, prompt: str | None, given: dict[str, Any], model: str | N
 
     changes = given if prompt is None else given | {"prompt": prompt}
     return read_request(path, **changes), model or read_report(path).get("checkpoint")
-
-
-def _frames(frames: int | None, seconds: float | None, fps: float | None) -> int | None:
-    if seconds is None:
-        return frames
-    if frames is not None:
-        raise RequestError("--seconds", seconds, "either --seconds or --frames, not both")
-    return frames_for(seconds, 24.0 if fps is None else fps)
 
 
 def _free_name(path: Path) -> Path:

@@ -16,7 +16,7 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from diptych.errors import MediaError
 from diptych.media.clip import Clip
 from diptych.media.files import replacing
-from diptych.request import ClipRequest
+from diptych.request import ClipRequest, changed
 
 CRF = 17
 """x264's constant rate factor: here the eye sees no difference from the frames."""
@@ -157,7 +157,7 @@ def read_request(path: str | Path, **changes: Any) -> ClipRequest:
         raise MediaError(f"{path} does not hold the request it was made from.")
     if values.get("seed") is None and "seed" in report:
         values = values | {"seed": report["seed"]}
-    values = values | changes
+    values = changed(values, changes)
     if values.get("image") == "<embedded>":
         raise MediaError(f"{path} was made from an image that is not in the file; give the image again.")
     return ClipRequest.from_dict(values)
