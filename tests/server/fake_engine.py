@@ -1,10 +1,9 @@
 """An engine without a model: clips of coloured stripes, made as fast or slowly, or as badly, as the prompt says.
 
-Words in the prompt steer it: `slow=0.2` sleeps that long in each step, `die=3` kills the process in step 3, `hang=2`
-stops telling anything in step 2, `boom` raises, `poison` sends what is no message, `noise` fills the
-picture with noise, `flat` gives a flat picture,
-`short` cuts the sound, `small` gives another size, `refuse` refuses the request, `oom` runs out of memory, `deaf=1`
-ignores the wish to stop that long.
+Words in the prompt steer it: `slow=0.2` sleeps that long in each step, `busy=1` computes in Python instead, `die=3`
+kills the process in step 3, `hang=2` stops telling anything in step 2, `boom` raises, `poison` sends what is no
+message, `noise` fills the picture with noise, `flat` gives a flat one, `short` cuts the sound, `small` gives another
+size, `refuse` refuses the request, `oom` runs out of memory, `deaf=1` ignores the wish to stop that long.
 Every finished step is written to the file named by DIPTYCH_TEST_STEPS, so that a test can count them.
 """
 
@@ -69,6 +68,9 @@ class FakeEngine:
         started = time.perf_counter()
         for step in range(1, asked.steps + 1):
             time.sleep(float(words.get("slow", 0)))
+            busy_until = time.perf_counter() + float(words.get("busy", 0))
+            while time.perf_counter() < busy_until:
+                pass
             if words.get("die") == str(step):
                 os.kill(os.getpid(), signal.SIGKILL)
             if words.get("hang") == str(step):
