@@ -29,6 +29,19 @@ def main() -> None:
     text = commands.add_parser("text", help="write the text encoders and tokenizers")
     text.add_argument("folder", type=Path)
 
+    profile = commands.add_parser("profile", help="where a training step spends its time")
+    profile.add_argument("stage", choices=("video", "flow"))
+    profile.add_argument("--batch", type=int, required=True)
+
+    export = commands.add_parser("export", help="write the checkpoint")
+    export.add_argument("folder", type=Path)
+    export.add_argument("--weights", type=Path, required=True, help="folder with the stages' weights")
+
+    preview = commands.add_parser("preview", help="draw a picture of some clips of the training set")
+    preview.add_argument("picture", type=Path, nargs="?", default=Path("toyworld.png"))
+    preview.add_argument("--seed", type=int, default=1)
+    preview.add_argument("--count", type=int, default=12)
+
     options = parser.parse_args()
     if options.command == "train":
         _train(options)
@@ -36,6 +49,18 @@ def main() -> None:
         from tools.toyworld.text import write
 
         write(options.folder)
+    elif options.command == "profile":
+        from tools.toyworld.profiling import profile as run
+
+        run(options.stage, options.batch)
+    elif options.command == "export":
+        from tools.toyworld.export import export as make
+
+        print(make(options.folder, options.weights))
+    else:
+        from tools.toyworld.preview import preview as show
+
+        print(show(options.picture, options.count, options.seed))
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import Kandinsky6Transformer3DModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from diffusers import Kandinsky6Transformer3DModel
 from diptych.bench.score import MEASURES
 from tools.toyworld.fast_flow import Inputs, velocity
 from tools.toyworld.judging import Parts, judge_many
@@ -80,7 +80,13 @@ def build() -> Kandinsky6Transformer3DModel:
 
 
 def flow_loss(
-    model: nn.Module, data: Latents, text: Features, none: Features, kind: str, index: Tensor
+    model: nn.Module,
+    data: Latents,
+    text: Features,
+    none: Features,
+    kind: str,
+    index: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Tensor]:
     """Mean squared error of the velocity, for the clips `index` of the pool."""
     B, place = len(index), index.device
@@ -119,7 +125,7 @@ def flow_loss(
         frame_places=frame_places,
         token_types=types,
     )
-    out = velocity(model, inputs, torch.bfloat16)
+    out = velocity(model, inputs, dtype)
     video_loss = (out[0][:, :T].float() - (video_noise - video)).square().mean()
     values = {"total": video_loss, "video": video_loss}
     if out[1] is not None:
@@ -223,6 +229,12 @@ def resume(state: Path, model: nn.Module) -> Average:
         for (name, _), tensor in zip(model.named_parameters(), tensors, strict=True):
             tensor.data.copy_(stored[name])
     return average
+
+
+def resume_average(path: Path, model: nn.Module) -> None:
+    """Put the averaged weights of a state into the model."""
+    stored = load_file(path)
+    model.load_state_dict({name: tensor.float() for name, tensor in stored.items()}, strict=True)
 
 
 def save(out: Path, model: nn.Module, average: Average) -> None:

@@ -93,7 +93,7 @@ def draw_track(scene: Scene, rng: np.random.Generator, frames: int = FRAMES) -> 
         y = FLOOR - bottom * r - apex * 4 * phase * (1 - phase)
         contacts = [c for k in range(1, 2 + int(length / period)) if (c := (k - first) * period) <= length]
     elif motion == "orbiting":
-        reach = between(14, min(18, 27 - 1.35 * r + 2))
+        reach = between(13, min(17, 25.5 - bottom * r))
         turn = 2 * np.pi / {"slow": between(40, 46), "fast": between(26, 30), None: between(26, 46)}[pace]
         turn *= 1 if rng.random() < 0.5 else -1
         start = between(0, 2 * np.pi)

@@ -91,12 +91,6 @@ class Scene:
         return zlib.crc32(self.key.encode()) % 12 == 0
 
 
-def steps_at(shape: str, risen: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-    """Pitch in steps of a shape that moves up or down, by the pixels that it has risen since the first frame."""
-    steps: npt.NDArray[np.int64] = np.rint(PITCH[shape] * 2 ** (risen / PIXELS_PER_OCTAVE)).astype(np.int64)
-    return steps
-
-
 @cache
 def contrast(color: str, background: str) -> float:
     """Distance in RGB of a shape colour from a background colour, both on 0..1."""
@@ -144,4 +138,4 @@ def shade() -> npt.NDArray[np.float32]:
     y = (np.arange(HEIGHT, dtype=np.float32) + 0.5) / HEIGHT
     light = (1.12 - 0.16 * x[None, :] - 0.10 * y[:, None]).astype(np.float32)
     light[FLOOR:] *= FLOOR_SHADE
-    return light
+    return light.astype(np.float32)
