@@ -8,6 +8,7 @@ import sys
 import typer
 
 from diptych.cli.bench import app as bench_app
+from diptych.cli.calibrate import calibrate
 from diptych.cli.checkpoint import app as checkpoint_app
 from diptych.cli.client import app as client_app
 from diptych.cli.demo import demo
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(show)
 app.command()(trace)
+app.command()(calibrate)
 app.command()(demo)
 app.command(context_settings=CONTEXT)(serve)
 app.add_typer(client_app, name="client", help="Talk to a running server: submit, watch, download.")
