@@ -60,7 +60,7 @@ def test_group_norm_with_silu(rows):
 
 
 def test_decoder_equals_diffusers():
-    vae = AutoencoderKLHunyuanVideo(block_out_channels=(16, 16, 32, 32), norm_num_groups=4, layers_per_block=1).eval()
+    vae = AutoencoderKLHunyuanVideo(block_out_channels=(16, 16, 16, 32), norm_num_groups=4, layers_per_block=1).eval()
     vae.requires_grad_(False)
     for parameter in vae.decoder.parameters():
         if parameter.ndim == 1:
