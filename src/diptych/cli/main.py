@@ -11,6 +11,7 @@ from diptych.cli.bench import app as bench_app
 from diptych.cli.calibrate import calibrate
 from diptych.cli.checkpoint import app as checkpoint_app
 from diptych.cli.client import app as client_app
+from diptych.cli.compare import compare
 from diptych.cli.demo import demo
 from diptych.cli.generate import generate
 from diptych.cli.serve import CONTEXT, serve
@@ -29,6 +30,7 @@ app.command()(generate)
 app.command()(show)
 app.command()(trace)
 app.command()(calibrate)
+app.command()(compare)
 app.command()(demo)
 app.command(context_settings=CONTEXT)(serve)
 app.add_typer(client_app, name="client", help="Talk to a running server: submit, watch, download.")
