@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from diptych.server.running.runner import ATTEMPTS
+from diptych.server.running.outcomes import ATTEMPTS
 from diptych.server.settings import Settings
 from diptych.server.store.files import Files
 from diptych.server.store.job import Job, error, surely_dead

@@ -26,11 +26,12 @@ from diptych.server.running.messages import (
     Stopped,
     Unloadable,
 )
+from diptych.server.running.outcomes import Outcomes
 from diptych.server.running.process import ENGINE, EngineProcess
 from diptych.server.running.progress import Tracker
 from diptych.server.settings import Settings
 from diptych.server.store.files import Files
-from diptych.server.store.job import Job, error, runner_id
+from diptych.server.store.job import Job, runner_id
 from diptych.server.store.jobs import JobStore
 from diptych.server.store.runners import RunnerTable
 
@@ -38,12 +39,8 @@ log = logging.getLogger(__name__)
 
 TICK = 0.25
 BEAT_EVERY = 5.0
-ATTEMPTS = 2
 LAST_WAIT = 10.0
 """Seconds an engine may take to stop when the whole server stops."""
-_INTERRUPTED = error("interrupted", "The server was stopped while the job was running.")
-_DIED = error("engine_failed", "The engine ended while it was making the clip.")
-_STALLED = error("stalled", "The engine made no progress for too long and was restarted.")
 
 
 class Runner(threading.Thread):
@@ -68,7 +65,9 @@ class Runner(threading.Thread):
         self.ready: Ready | None = None
         self.heard = time.monotonic()
         self.closing = threading.Event()
+        self.outcomes = Outcomes(settings, store, files, metrics, self.closing)
         self.drain_until: float | None = None
+        self._woken = False
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
 
@@ -158,23 +157,15 @@ class Runner(threading.Thread):
         self.metrics.queue_wait.observe(max((job.started_ms or 0) - job.created_ms, 0) / 1000)
         self.notify(job.id)
         started = time.monotonic()
-        spec = job.spec
-        if spec["image"] is None:
-            self.files.ensure(job.id)
-        tracker = Tracker(len(spec["seeds"]), self.settings.stall_timeout)
-        process.send(
-            Run(
-                job=job.id,
-                request=engine_fields(spec),
-                seeds=tuple(spec["seeds"]),
-                image=self.files.input_path(job.id),
-                folder=self.files.new_work(job.id, job.attempt),
-                crf=spec["crf"],
-                preset=spec["x264_preset"],
-                preview_every=self.settings.preview_every,
-            )
-        )
-        told = time.monotonic()
+        tracker = Tracker(len(job.spec["seeds"]), self.settings.stall_timeout)
+        try:
+            process.send(self._order(job))
+        except OSError:
+            log.exception("job %s", job.id)
+            self.outcomes.fail(job, "storage_failed", "The files of the clip could not be made.")
+            self.notify(job.id)
+            return True
+        told, looked = time.monotonic(), 0.0
         stopping: float | None = None
         usable = True
         while True:
@@ -184,20 +175,20 @@ class Runner(threading.Thread):
                 if isinstance(message, Step) and message.job == job.id:
                     self._step(job, tracker, message)
                 elif isinstance(message, Finished) and message.job == job.id:
-                    self._publish(job, message.result)
+                    self.outcomes.publish(job, message.result)
                     break
                 elif isinstance(message, Stopped) and message.job == job.id:
-                    self._stopped(job)
+                    self.outcomes.stopped(job)
                     break
                 elif isinstance(message, Failed) and message.job == job.id:
                     usable = not message.fatal
                     if message.fatal:
                         self._lost()
-                    self._fail(job, message.code, message.message)
+                    self.outcomes.fail(job, message.code, message.message)
                     break
                 elif isinstance(message, EOFError):
                     self._lost()
-                    self._died(job)
+                    self.outcomes.died(job)
                     usable = False
                     break
                 elif message is not None:
@@ -206,32 +197,34 @@ class Runner(threading.Thread):
                     log.error("job %s stalled in %s", job.id, tracker.stage)
                     self._lost()
                     process.end()
-                    self._fail(job, "stalled", str(_STALLED["message"]))
+                    self.outcomes.fail(job, "stalled", "The engine made no progress for too long and was restarted.")
                     usable = False
                     break
                 elif stopping is not None and self.closing.is_set() and now - stopping > LAST_WAIT:
                     process.end()
-                    self._stopped(job)
+                    self.outcomes.stopped(job)
                     usable = False
                     break
                 if now - told > BEAT_EVERY:
                     told = now
                     self._beat(job)
-                if stopping is None and self._must_stop(job, now):
-                    stopping = now
-                    process.send(Cancel(job.id))
+                if stopping is None and (self._woken or now - looked > TICK):
+                    looked = now
+                    if self._must_stop(job, now):
+                        stopping = now
+                        process.send(Cancel(job.id))
             except Exception:
                 # Whatever a message did to us, it ends its own job only.
                 log.exception("job %s", job.id)
                 self._lost()
-                self._fail(job, "engine_failed", "The engine sent what the server cannot use.")
+                self.outcomes.fail(job, "engine_failed", "The engine sent what the server cannot use.")
                 usable = False
                 break
         if stopping is not None:
             self.metrics.cancel.observe(time.monotonic() - stopping)
         self.files.drop_work(job.id, job.attempt)
         self.notify(job.id)
-        self._count(job.id, time.monotonic() - started)
+        self.outcomes.count(job, time.monotonic() - started)
         return usable
 
     def _lost(self) -> None:
@@ -246,7 +239,27 @@ class Runner(threading.Thread):
     def _must_stop(self, job: Job, now: float) -> bool:
         if self.drain_until is not None and now > self.drain_until:
             return True
-        return self.store.asked_to_stop(job) != ""
+        try:
+            return self.store.asked_to_stop(job) != ""
+        except OperationalError as problem:
+            log.warning("the store cannot be read: %s", problem.orig)
+            return False
+
+    def _order(self, job: Job) -> Run:
+        """What the engine is told. Raises `OSError` when its folders cannot be made."""
+        spec = job.spec
+        if spec["image"] is None:
+            self.files.ensure(job.id)
+        return Run(
+            job=job.id,
+            request=engine_fields(spec),
+            seeds=tuple(spec["seeds"]),
+            image=self.files.input_path(job.id),
+            folder=self.files.new_work(job.id, job.attempt),
+            crf=spec["crf"],
+            preset=spec["x264_preset"],
+            preview_every=self.settings.preview_every,
+        )
 
     def _step(self, job: Job, tracker: Tracker, step: Step) -> None:
         before = tracker.stage, tracker.heard
@@ -266,68 +279,11 @@ class Runner(threading.Thread):
             log.warning("progress of job %s cannot be stored: %s", job.id, problem)
         self.notify(job.id)
 
-    def _publish(self, job: Job, result: dict[str, Any]) -> None:
-        try:
-            size = self.files.publish(job.id, job.attempt)
-        except FileNotFoundError:
-            self._gone(job, _INTERRUPTED)
-            return
-        for stage, seconds in result.get("stage_durations", {}).items():
-            self.metrics.stage.labels(stage).observe(seconds)
-        if result.get("peak_memory_mb"):
-            self.metrics.peak_memory.labels("max").set(result["peak_memory_mb"] * 1e6)
-        if not self._insist(lambda: self.store.complete(job, result, size)):
-            self.files.drop_output(job.id, job.attempt)
-            self._gone(job, _INTERRUPTED)
-
-    def _stopped(self, job: Job) -> None:
-        again = self.closing.is_set() and self.settings.on_restart == "requeue"
-        if again and self._insist(lambda: self.store.requeue(job, unstarted=True)):
-            return
-        self._gone(job, _INTERRUPTED)
-
-    def _died(self, job: Job) -> None:
-        log.error("the engine process ended during job %s", job.id)
-        again = self.settings.on_restart == "requeue" and job.attempt < ATTEMPTS
-        if again and self._insist(lambda: self.store.requeue(job)):
-            return
-        self._gone(job, _DIED)
-
-    def _fail(self, job: Job, code: str, message: str) -> None:
-        if code == "output_invalid":
-            self.metrics.invalid.labels("check").inc()
-        self._gone(job, error(code, message))
-
-    def _gone(self, job: Job, reason: dict[str, Any]) -> None:
-        """To `failed`, unless the job was to be deleted: then its files go after its record."""
-        if self._insist(lambda: self.store.stop(job, reason)):
-            self.files.remove(job.id)
-
-    def _insist(self, transition: Callable[[], bool]) -> bool:
-        """Make a transition, as often as it takes: a disk may be full, or a database away, for a while."""
-        while True:
-            try:
-                return transition()
-            except OperationalError as problem:
-                if self.closing.is_set():
-                    raise
-                log.error("the store cannot be written: %s", problem.orig)
-                self.closing.wait(1.0)
-
-    def _count(self, job_id: str, seconds: float) -> None:
-        job = self.store.get(job_id)
-        if job is None or not job.terminal:
-            return
-        self.metrics.requests.labels(job.status, "i2va" if job.spec["image"] else "t2va").inc()
-        self.metrics.latency.observe(max((job.completed_ms or 0) - job.created_ms, 0) / 1000)
-        if job.error is not None:
-            self.metrics.failed.labels(job.error["code"]).inc()
-        log.info("job %s %s after %.2f s", job.id, job.status, seconds)
-
     def _hear(self, pipe: Connection, timeout: float) -> Any:
         """The next message, None after `timeout` or a wake, or an `EOFError` as a value when the process is gone."""
         ready = wait([pipe, self._wake_out], timeout)
-        if self._wake_out in ready:
+        self._woken = self._wake_out in ready
+        if self._woken:
             os.read(self._wake_out, 4096)
         if pipe not in ready:
             self.heard = time.monotonic()
