@@ -46,7 +46,7 @@ def test_a_clip_with_its_report_and_latents(made):
     assert latents["video"].shape == (1, 16, 3, 4, 6)
     assert latents["audio"].shape == (1, 40, 17)
     assert latents["video"].dtype == latents["audio"].dtype == np.float32
-    for stage in ("Load", "Read the text", "Denoise", "Decode"):
+    for stage in ("Load", "Read the text", "Denoise", "Decode", "Write"):
         assert stage in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["a.mp4", "a.safetensors"]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diptych.cli.display import Display
 from diptych.errors import RequestError, UserError
 from diptych.request import ClipRequest, changed
+
+if TYPE_CHECKING:
+    from diptych.media.clip import Clip
 
 Text = Annotated[str | None, typer.Argument(help="What the clip shows and sounds like.", show_default=False)]
 
@@ -144,7 +147,7 @@ def _one(
         clip = engine.generate(request, on_step=display)
         if clip is None:  # a rank of torchrun that is not the first
             return
-        clip.save(output)
+        _write(clip, output, display)
         if latents_out is not None:
             clip.save_latents(latents_out)
     _tell(clip.report, output, display, as_json)
@@ -177,7 +180,7 @@ def _many(
                 clip = engine.generate(_line_request(line, given), on_step=display)
                 if clip is None:
                     continue
-                clip.save(path)
+                _write(clip, path, display)
             except UserError as error:
                 failed += 1
                 display.say(f"line {number}: {error}")
@@ -216,6 +219,13 @@ def _again(path: Path, prompt: str | None, given: dict[str, Any], model: str | N
 
     changes = given if prompt is None else given | {"prompt": prompt}
     return read_request(path, **changes), model or read_report(path).get("checkpoint")
+
+
+def _write(clip: Clip, path: Path, display: Display) -> None:
+    from diptych.engine.stages import Stages
+
+    with Stages(display).stage("mux"):
+        clip.save(path)
 
 
 def _free_name(path: Path) -> Path:
