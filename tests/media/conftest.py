@@ -30,4 +30,4 @@ def make_clip():
 
 @pytest.fixture
 def clip():
-    return _make(report={"request": {"prompt": "a square", "width": 96, "height": 64}, "seed": 7})
+    return _make(report={"request": {"prompt": "a square", "width": 96, "height": 64, "seed": 7}})

@@ -124,3 +124,12 @@ def test_a_png_is_written_whole_or_not_at_all(clip, tmp_path):
     assert np.array_equal(np.asarray(Image.open(path)), np.asarray(sheet))
     with pytest.raises(MediaError, match="no folder"):
         save_png(tmp_path / "none" / "sheet.png", sheet)
+
+
+def test_the_seed_stands_under_the_title(clip, make_clip):
+    told = contact_sheet(clip)
+    silent = contact_sheet(
+        make_clip(report={"request": {k: v for k, v in clip.report["request"].items() if k != "seed"}})
+    )
+    assert told.size == silent.size
+    assert told.tobytes() != silent.tobytes()

@@ -24,7 +24,7 @@ class Clip:
     """frames: uint8 (T, H, W, 3); audio: float32 (samples,) in [-1, 1], or None; fps: frames a second.
 
     report: what was asked and what was run: request, seed, layout, precision, forwards, seconds per stage. It must
-    be JSON; `report["request"]` is `ClipRequest.to_dict()`, `report["seed"]` the seed that was used.
+    be JSON; `report["request"]` is `ClipRequest.to_dict()` with the seed that was drawn.
     latents: what the frames were decoded from, float32: `video` (C, T, Y, X) and, with sound, `audio` (C, A); empty for
     a clip that was read from a file.
     """

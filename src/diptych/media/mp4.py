@@ -151,12 +151,9 @@ def read_request(path: str | Path, **changes: Any) -> ClipRequest:
     Raises `MediaError` for a file that does not tell, or a first frame that was given as bytes and is not there;
     `RequestError` for a field that is not accepted.
     """
-    report = read_report(path)
-    values = report.get("request")
+    values = read_report(path).get("request")
     if not isinstance(values, dict):
         raise MediaError(f"{path} does not hold the request it was made from.")
-    if values.get("seed") is None and "seed" in report:
-        values = values | {"seed": report["seed"]}
     values = changed(values, changes)
     if values.get("image") == "<embedded>":
         raise MediaError(f"{path} was made from an image that is not in the file; give the image again.")

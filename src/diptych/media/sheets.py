@@ -37,7 +37,7 @@ def contact_sheet(clip: Clip, count: int = 12, title: str | None = None) -> Imag
     tile = (inner - (columns - 1) * _GAP) // columns
     tall = max(round(tile * clip.height / clip.width), 1)
     line = tall + 34
-    lines = _wrapped(title if title is not None else _prompt(clip), inner, _font(30), at_most=2)
+    lines = _wrapped(title if title is not None else _asked(clip, "prompt"), inner, _font(30), at_most=2)
     top = _MARGIN + 42 * len(lines) + (6 if lines else 0) + 44
     rows = -(-len(chosen) // columns)
     sound = 168 if clip.audio is not None else 0
@@ -128,17 +128,19 @@ def _columns(count: int, aspect: float) -> int:
     return min(choices, key=lambda n: abs(math.log(n / wanted)) + 0.5 * (-count % n) / n)
 
 
-def _prompt(clip: Clip) -> str:
+def _asked(clip: Clip, field: str) -> str:
+    """A field of the request in the clip's report, empty where it does not tell."""
     request = clip.report.get("request")
-    return str(request.get("prompt", "")) if isinstance(request, dict) else ""
+    return str(request.get(field, "")) if isinstance(request, dict) else ""
 
 
 def _facts(clip: Clip) -> str:
     facts = [f"{clip.width} x {clip.height}", f"{len(clip.frames)} frame{'s' * (len(clip.frames) > 1)}"]
     facts += [f"{clip.fps:.5g} fps", f"{clip.seconds:.2f} s"]
     facts.append("no sound" if clip.audio is None else f"{clip.sample_rate / 1000:g} kHz")
-    if "seed" in clip.report:
-        facts.append(f"seed {clip.report['seed']}")
+    seed = _asked(clip, "seed")
+    if seed:
+        facts.append(f"seed {seed}")
     return "   ·   ".join(facts)
 
 
