@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from diptych.codecs.image import encode_image, fit_image, image_tensor
+from diptych.codecs.image import encode_image, image_tensor
+from diptych.media.images import fit_image
 
 SIZE = (48, 32)
 
@@ -17,9 +18,9 @@ def photo():
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8))
 
 
-def encode(pipeline, photo, seed=3):
+def encode(pipeline, photo, seed=3, noise_dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
-    return encode_image(pipeline.vae, image_tensor(fit_image(photo, *SIZE)), generator), generator
+    return encode_image(pipeline.vae, image_tensor(fit_image(photo, *SIZE)), generator, noise_dtype), generator
 
 
 @torch.no_grad()
@@ -48,14 +49,30 @@ def test_another_seed_is_another_sample(pipeline, photo):
     assert not torch.allclose(first, second, atol=1e-3)
 
 
-def test_noise_is_drawn_in_the_dtype_of_the_vae(pipeline, photo):
-    half = pipeline.vae.to(torch.bfloat16)
-    got, ours = encode(pipeline, photo)
-    want, theirs = stock(pipeline, photo)
+@pytest.fixture
+def half_vae(pipeline):
+    pipeline.vae.to(torch.bfloat16)
+    yield pipeline
     pipeline.vae.to(torch.float32)
-    assert half.dtype == torch.float32, "the fixture is as it was"
+
+
+def test_noise_of_the_vaes_dtype_gives_the_stock_sample_in_half_precision(half_vae, photo):
+    got, ours = encode(half_vae, photo, noise_dtype=torch.bfloat16)
+    want, theirs = stock(half_vae, photo)
     assert torch.equal(got, want)
     assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def test_the_dtype_of_the_vae_does_not_change_the_noise(half_vae, photo):
+    """float32 noise on a half-precision mean and width, and a generator that stands where it stands in float32."""
+    pixels = image_tensor(fit_image(photo, *SIZE))
+    drawn, state = encode(half_vae, photo)
+    posterior = half_vae.vae.encode(pixels.to(torch.bfloat16).unsqueeze(2)).latent_dist
+    noise = torch.randn(posterior.mean.shape, generator=torch.Generator().manual_seed(3))
+    want = (posterior.mean + posterior.std * noise) * half_vae.vae.config.scaling_factor
+    assert torch.equal(drawn, want[:, :, 0].permute(0, 2, 3, 1).float())
+    half_vae.vae.to(torch.float32)
+    assert torch.equal(state.get_state(), encode(half_vae, photo)[1].get_state())
 
 
 def test_tiling_switched_on_elsewhere_does_not_reach_the_first_frame(pipeline):

@@ -10,9 +10,6 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL.Image import Image
 from torch import Tensor
 
-from diptych.media.images import fit_image, load_image
-
-__all__ = ["encode_image", "fit_image", "image_tensor", "load_image"]
 
 
 def image_tensor(image: Image) -> Tensor:
@@ -22,14 +19,18 @@ def image_tensor(image: Image) -> Tensor:
 
 
 @torch.no_grad()
-def encode_image(vae: Any, image_B3HW: Tensor, generator: torch.Generator) -> Tensor:
+def encode_image(
+    vae: Any, image_B3HW: Tensor, generator: torch.Generator, noise_dtype: torch.dtype = torch.float32
+) -> Tensor:
     """First-frame latents (B, Y, X, C), float32, on the VAE's device: a sample of the posterior, scaled.
 
     vae: diffusers' `AutoencoderKLHunyuanVideo`, which runs in its own dtype, untiled. The noise is drawn by
-    `generator` in that dtype, before any noise of the clip itself; a CPU generator makes it the same everywhere.
+    `generator`, on the CPU, before any noise of the clip itself and in the same dtype, whatever that of the VAE: so
+    precision does not change it. (diffusers draws in the VAE's dtype: with `noise_dtype` equal to it, the same bits.)
     """
     pixels = image_B3HW.to(device=vae.device, dtype=vae.dtype).unsqueeze(2)
     posterior = DiagonalGaussianDistribution(vae.quant_conv(vae.encoder(pixels)))
-    latents_BCTYX = posterior.sample(generator) * vae.config.scaling_factor
+    noise = torch.randn(posterior.mean.shape, generator=generator, dtype=noise_dtype).to(posterior.mean.device)
+    latents_BCTYX = (posterior.mean + posterior.std * noise) * vae.config.scaling_factor
     latents_BYXC: Tensor = latents_BCTYX[:, :, 0].permute(0, 2, 3, 1).float()
     return latents_BYXC

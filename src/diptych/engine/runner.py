@@ -100,10 +100,10 @@ class Runner:
         images = [order.image for order in orders]
         if images[0] is not None:
             with stages.stage("image", len(images)) as advance:
-                frames = []
+                frames, noise_dtype = [], getattr(torch, first.request.noise_dtype)
                 for done, (image, generator) in enumerate(zip(images, generators, strict=True), start=1):
                     assert image is not None, "a batch has images for all of its clips or for none"
-                    frames.append(encode_image(c.vae, image_tensor(image), generator).cpu())
+                    frames.append(encode_image(c.vae, image_tensor(image), generator, noise_dtype).cpu())
                     advance(done)
                 first_frame = torch.cat(frames)
         config = c.transformer.config
