@@ -11,7 +11,6 @@ from PIL.Image import Image
 from torch import Tensor
 
 
-
 def image_tensor(image: Image) -> Tensor:
     """(1, 3, height, width), float32 in [-1, 1], of an RGB image, with diffusers' order of operations."""
     levels_HWC = np.asarray(image, dtype=np.float32) / 255.0

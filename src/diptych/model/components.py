@@ -11,9 +11,9 @@ from torch import nn
 from diptych.errors import CheckpointError
 from diptych.model.catalogue import OnBytes
 from diptych.model.checkpoint import Checkpoint
-from diptych.model.inventory import Component
+from diptych.model.inventory import Component, Rename
 from diptych.model.keys import language_model_name
-from diptych.model.loading import ParametersOnMeta, Rename, cast_floats, load_into
+from diptych.model.loading import ParametersOnMeta, cast_floats, load_into
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo, MMAudioVAE, MMAudioVocoder

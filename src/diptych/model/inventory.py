@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ from diptych.errors import CheckpointError
 from diptych.model.catalogue import Snapshot, remote_header
 from diptych.model.config import TransformerConfig
 from diptych.model.headers import StoredTensor, read_header, read_json, weight_files
-from diptych.model.keys import current_name, transformer_keys
+from diptych.model.keys import Shape, current_name, transformer_keys
+
+Rename = Callable[[str], str | None]
+"""Stored name to the name in the module; `None` for a tensor that belongs to the file but not to the module."""
 
 CLASSES = {
     "transformer": ("Kandinsky6Transformer3DModel",),
@@ -103,22 +106,32 @@ def vocoder_inside(folder: Path, audio_vae: Component) -> Component | None:
 
 def check_transformer(part: Component, config: TransformerConfig) -> None:
     """Raises `CheckpointError` for a tensor that is unknown, missing, stored twice or not of the config's shape."""
-    expected = transformer_keys(config)
-    seen: dict[str, StoredTensor] = {}
+    matched(part, transformer_keys(config), current_name)
+
+
+def matched(part: Component, expected: Mapping[str, Shape], rename: Rename) -> dict[str, StoredTensor]:
+    """The stored tensor of every expected name, in the order of files and data.
+
+    Raises `CheckpointError`, naming tensor and file, for one that is unknown, missing, stored twice or mis-shaped.
+    """
+    found: dict[str, StoredTensor] = {}
     for stored in part.tensors.values():
-        name = current_name(stored.name)
+        name = rename(stored.name)
+        if name is None:
+            continue
         if name not in expected:
             raise CheckpointError(f"{stored.file}: unknown tensor {stored.name}")
-        if name in seen:
-            raise CheckpointError(f"{stored.file}: tensor {stored.name} is also stored as {seen[name].name}")
+        if name in found:
+            raise CheckpointError(f"{stored.file}: tensor {stored.name} is also stored as {found[name].name}")
         if stored.shape != expected[name]:
             raise CheckpointError(
                 f"{stored.file}: tensor {stored.name} has shape {stored.shape}, its config makes it {expected[name]}"
             )
-        seen[name] = stored
-    missing = next((name for name in expected if name not in seen), None)
+        found[name] = stored
+    missing = next((name for name in expected if name not in found), None)
     if missing is not None:
         raise CheckpointError(f"{part.folder}: tensor {missing} is missing from {_names(part.files)}")
+    return found
 
 
 def _names(files: tuple[Path, ...]) -> str:

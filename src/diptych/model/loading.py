@@ -19,13 +19,11 @@ from diptych.model.catalogue import OnBytes
 from diptych.model.checkpoint import Checkpoint
 from diptych.model.fp8 import Fp8Linear
 from diptych.model.headers import StoredTensor
-from diptych.model.inventory import Component
+from diptych.model.inventory import Component, Rename, matched
 from diptych.model.keys import current_name, stays_as_stored, transformer_keys
 
 DtypeRule = Callable[[str, torch.dtype], torch.dtype]
 """(name in the module, stored dtype) to the dtype it is held in."""
-Rename = Callable[[str], str | None]
-"""Stored name to the name in the module; `None` for a tensor that belongs to the file but not to the module."""
 
 _CHUNK = 64 << 20
 
@@ -72,7 +70,7 @@ def load_into(
     Raises `CheckpointError` naming tensor and file for one that is unknown, missing, stored twice or mis-shaped,
     before anything is read.
     """
-    wanted = _match(module, component, rename)
+    wanted = matched(component, dict(_stored_names(module)), rename)
     for name, tensor in stream(wanted.items(), device=device, dtypes=dtypes, on_bytes=on_bytes):
         _place(module, name, tensor)
     for name, buffer in list(module.named_buffers()):  # those that no file stores
@@ -178,29 +176,6 @@ def _read(file: BinaryIO, stored: StoredTensor, out: Tensor, start: int) -> None
         if not count:
             raise CheckpointError(f"{stored.file} ends inside tensor {stored.name}")
         view = view[count:]
-
-
-def _match(module: nn.Module, component: Component, rename: Rename) -> dict[str, StoredTensor]:
-    """Module name to stored tensor, in the order of files and data; everything that is wrong is refused here."""
-    here = dict(_stored_names(module))
-    wanted: dict[str, StoredTensor] = {}
-    for stored in component.tensors.values():
-        name = rename(stored.name)
-        if name is None:
-            continue
-        if name not in here:
-            raise CheckpointError(f"{stored.file}: unknown tensor {stored.name}")
-        if name in wanted:
-            raise CheckpointError(f"{stored.file}: tensor {stored.name} is also stored as {wanted[name].name}")
-        if stored.shape != here[name]:
-            raise CheckpointError(
-                f"{stored.file}: tensor {stored.name} has shape {stored.shape}, its config makes it {here[name]}"
-            )
-        wanted[name] = stored
-    missing = next((name for name in here if name not in wanted), None)
-    if missing is not None:
-        raise CheckpointError(f"{component.folder}: tensor {missing} is missing from its .safetensors files")
-    return wanted
 
 
 def _stored_names(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
