@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -119,6 +121,17 @@ def test_a_rank_that_is_killed_fails_that_request_only(engine, clip, victim):
     with pytest.raises(RankError, match="signal 9"):
         engine.generate(LONG, at_step(2, lambda: os.kill(before[victim], signal.SIGKILL)))
     assert not any(alive(pid) for pid in before)
+    again_is_the_same(engine, clip)
+
+
+def test_a_rank_without_memory_fails_that_request_with_its_own_traceback(engine, clip):
+    victim = pids(engine)[1]
+    kilobytes = int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{victim}/status").read_text())[1])
+    resource.prlimit(victim, resource.RLIMIT_AS, (kilobytes * 1024 + (32 << 20), resource.RLIM_INFINITY))
+    with pytest.raises(RankError, match=r"rank 1 failed: .*[Mm]emory") as caught:
+        engine.generate(replace(REQUEST, width=1024, height=1024, frames=121, steps=1, guidance=1.0))
+    assert "Traceback" in str(caught.value)
+    assert not alive(victim)
     again_is_the_same(engine, clip)
 
 

@@ -157,7 +157,8 @@ def _shown(error: BaseException, place: Place | None) -> BaseException:
     if isinstance(error, UserError | Cancelled):
         return error
     rank = "?" if place is None else place.rank
-    return RankError(f"rank {rank} failed: {error}\n\n" + "".join(traceback.format_exception(error)))
+    kind = type(error).__name__  # a MemoryError says nothing else
+    return RankError(f"rank {rank} failed: {kind}: {error}\n\n" + "".join(traceback.format_exception(error)))
 
 
 def _send(pipe: Connection, message: FromRank) -> None:
