@@ -3,7 +3,8 @@
 Words in the prompt steer it: `slow=0.2` sleeps that long in each step, `busy=1` computes in Python instead, `die=3`
 kills the process in step 3, `hang=2` stops telling anything in step 2, `boom` raises, `poison` sends what is no
 message, `noise` fills the picture with noise, `flat` gives a flat one, `short` cuts the sound, `small` gives another
-size, `refuse` refuses the request, `oom` runs out of memory, `deaf=1` ignores the wish to stop that long.
+size, `refuse` refuses the request, `oom` runs out of memory, `deaf=1` ignores the wish to stop that long,
+`child=9` starts a process in a session of its own.
 Every finished step is written to the file named by DIPTYCH_TEST_STEPS, so that a test can count them.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -59,6 +61,8 @@ class FakeEngine:
         asked = request.resolve(self.defaults)
         prompt = request.prompt[:200]
         words = dict(re.findall(r"(\w+)=([\d.]+)", prompt)) | dict.fromkeys(prompt.split(), "")
+        if "child" in words:
+            subprocess.Popen(["sleep", words["child"]], start_new_session=True)
         if "refuse" in words:
             raise RequestError("prompt", request.prompt, "something else")
         if "oom" in words:

@@ -46,7 +46,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, 
     """A server with four engines and a job in each state, killed with -9 and started again; the jobs by name."""
     state = tmp_path_factory.mktemp("killed") / "state"
     with Serving(state, "--cancel-timeout", "0.3", "--replicas", "4") as serving, serving.client as client:
-        jobs = {"finished": post(serving, "done before")}
+        jobs = {"finished": post(serving, "done before child=97531")}
         serving.until(jobs["finished"], "completed")
         for name in ("plain", "published", "cancelled", "deleted"):
             jobs[name] = post(serving, f"{SLOW} deaf=60", num_inference_steps=200)
@@ -80,6 +80,7 @@ def test_after_a_kill_queued_jobs_run_in_order(killed: tuple[Serving, dict[str, 
 def test_after_a_kill_a_running_job_is_interrupted(killed: tuple[Serving, dict[str, str]]) -> None:
     serving, jobs = killed
     assert serving.until(jobs["plain"], "failed")["error"]["code"] == "interrupted"
+    assert processes_with("97531") == [], "what an engine started outlived the server"
     assert not list((serving.state / "work").glob(jobs["plain"] + "*"))
 
 
@@ -233,6 +234,13 @@ def test_a_poisoned_job_fails_alone(shared: Serving, prompt: str, code: str) -> 
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "generation_failed")
     assert not list((shared.state / "work").iterdir())
     assert not list((shared.state / "jobs" / bad).glob("a*"))
+
+
+def test_a_hung_engine_is_ended_with_all_that_came_from_it(shared: Serving) -> None:
+    shared.until_ready()
+    bad = post(shared, "hang=1 child=86417")
+    shared.until(bad, "failed")
+    assert processes_with("86417") == []
 
 
 def test_readiness_says_when_the_engine_is_being_restarted(shared: Serving) -> None:

@@ -9,10 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing import Pipe
 from typing import Any
 
+from diptych.server.running.family import descendants, kill, wait_gone
 from diptych.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -56,20 +56,15 @@ class EngineProcess:
             self.pipe.send(message)
 
     def end(self) -> None:
-        """Kill the group, then wait: afterwards the GPUs are free."""
+        """Kill the process and all that came from it, then wait: afterwards the GPUs are free."""
         if self.pipe.closed:
             return
         self.pipe.close()
+        family = descendants(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        kill(family)
         self.process.wait()
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(self.process.pid, 0)
-            except ProcessLookupError:
-                return
-            except PermissionError:
-                return
-            time.sleep(0.02)
-        log.warning("a process of engine group %d has not ended", self.process.pid)
+        left = wait_gone(family, 10.0)
+        if left:
+            log.warning("processes %s of the engine have not ended", left)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.errors import Cancelled, ClipError, UserError
 from diptych.request import ClipDefaults, ClipRequest
+from diptych.server.running.family import descendants, kill
 from diptych.server.running.finish import OutputInvalid, finish, write_result
 from diptych.server.running.messages import Cancel, Failed, Finished, Loading, Ready, Run, Step, Stopped, Unloadable
 from diptych.server.settings import warm_up_shape
@@ -63,7 +64,8 @@ class Worker:
             try:
                 message = self.pipe.recv()
             except (EOFError, OSError):
-                os.killpg(0, signal.SIGKILL)  # the server is gone: so are we, and every rank
+                kill(descendants(os.getpid()))  # the server is gone: so is every rank, and so are we
+                os.killpg(0, signal.SIGKILL)
             self.take(message)
 
     def take(self, message: object) -> None:
