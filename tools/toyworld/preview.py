@@ -49,5 +49,5 @@ def rows(path: Path, clips: Sequence[Clip], captions: Sequence[str]) -> Path:
             wave = waveform(clip.audio, _WAVE, tall)
             sheet.alpha_composite(wave, (16 + _FRAMES * (wide + _GAP) + 4, top + 24))
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    sheet.convert("RGB").save(path, optimize=True)
     return path
