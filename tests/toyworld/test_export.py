@@ -51,9 +51,8 @@ def test_diptych_reads_it(checkpoint: Path) -> None:
 
 
 def test_stock_diffusers_runs_it(checkpoint: Path) -> None:
-    from PIL import Image
-
     from diffusers import Kandinsky6TI2VAPipeline
+    from PIL import Image
 
     pipe = Kandinsky6TI2VAPipeline.from_pretrained(checkpoint)
     pipe.set_progress_bar_config(disable=True)
@@ -74,9 +73,8 @@ def test_stock_diffusers_runs_it(checkpoint: Path) -> None:
 
 
 def test_captions_are_encoded_as_the_pipeline_encodes_them(checkpoint: Path) -> None:
-    from transformers import CLIPTokenizer, Qwen2_5_VLProcessor
-
     from diffusers import Kandinsky6TI2VAPipeline
+    from transformers import CLIPTokenizer, Qwen2_5_VLProcessor
 
     captions = [prompt for _, prompt in score_prompts(3)] + [text.NEGATIVE]
     assert text.NEGATIVE == Kandinsky6TI2VAPipeline._DEFAULT_NEGATIVE_PROMPT

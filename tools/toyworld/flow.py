@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import Kandinsky6Transformer3DModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diffusers import Kandinsky6Transformer3DModel
 from diptych.bench.score import MEASURES
 from tools.toyworld.fast_flow import Inputs, velocity
 from tools.toyworld.judging import Parts, judge_many
