@@ -1,4 +1,4 @@
-"""What the sections of a session share: toy sizes with `--tiny`, the real ones without."""
+"""What the sections of a run share: toy sizes with `--tiny`, the real ones without."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One call on a lent GPU: kernels against their twins, tiles, forwards and decodes, in one run.
+"""One run on an H200: kernels against their twins, tiles, forwards and decodes, in one run.
 
-    python benchmarks/h200_session.py OUT_FOLDER [section ...] [--tiny] [--ours]
+    python benchmarks/h200_run.py OUT_FOLDER [section ...] [--tiny] [--ours]
 
-Each section is tried on its own, so that one failure does not lose the rest; results go to OUT_FOLDER/session.json
+Each section is tried on its own, so that one failure does not lose the rest; results go to OUT_FOLDER/results.json
 after every section. `--tiny` runs at toy sizes on whatever is there, `--ours` leaves out what is known already.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
         RESULTS[name]["section seconds"] = time.perf_counter() - start
-        (out / "session.json").write_text(json.dumps(RESULTS, indent=1, default=str))
+        (out / "results.json").write_text(json.dumps(RESULTS, indent=1, default=str))
         print(f"== {name}: {RESULTS[name]['section seconds']:.1f} s", flush=True)
         for key, value in RESULTS[name].items():
             text = str(short(value))
