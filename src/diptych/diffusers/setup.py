@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers import ContextParallelConfig, FirstBlockCacheConfig, ParallelConfig
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from diptych.attention import Place
+from diptych.attention.collectives import start_all_gather
 from diptych.diffusers.backends import check_backend
 from diptych.diffusers.models import MODELS
 from diptych.diffusers.seams import Seams, joined
@@ -84,6 +86,7 @@ class Split:
         self.processors = seams.processors()
         self.before = {name: model.get_submodule(name).processor for name in self.processors}
         self.handles: list[Any] = []
+        self.agreed: set[torch.Size] = set()
         _forget_compiled()
         try:
             for name, processor in self.processors.items():
@@ -114,12 +117,29 @@ class Split:
         _forget_compiled()
 
     def _scatter(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        given = dict(zip(self.names, args, strict=False)) | kwargs
         if not torch.compiler.is_compiling():
             self._check()
-        return (), self.seams.scatter(dict(zip(self.names, args, strict=False)) | kwargs)
+            self._agree(given["hidden_states"])
+        return (), self.seams.scatter(given)
 
     def _gather(self, model: Any, args: Any, output: Any) -> Any:
         return joined(output, self.seams.gather(output[0]))
+
+    def _agree(self, latents: Tensor) -> None:
+        """Compare the ranks' latents once a shape: a forgotten seed would give a mixture of several clips, silently."""
+        group = self.seams.shared.place.sequence
+        assert group is not None
+        if group.size == 1 or latents.shape in self.agreed:
+            return
+        wide = latents.float()
+        own = torch.stack([wide.sum(), wide.square().sum()]).nan_to_num()
+        if not bool((start_all_gather(own[None], group).wait() == own).all()):
+            raise LayoutError(
+                "the ranks were given different latents: call the pipeline on every rank with "
+                "generator=torch.Generator().manual_seed(seed) and the same seed."
+            )
+        self.agreed.add(latents.shape)
 
     def _check(self) -> None:
         """What a user may have changed since. Raises before anything is sent."""
