@@ -43,20 +43,22 @@ class Taylor:
 
     def velocity(self, forward: Forward) -> Latents:
         if not self.steps.decide(forward.step, lambda: False):
-            return forward.head(self._ahead(forward.lane, forward.step).onto(forward.embed_only()))
+            return forward.head(self.ahead(forward.lane, forward.step).onto(forward.embed_only()))
         before = forward.embed()
         after = forward.blocks(before)
-        self._keep(forward.lane, forward.step, Residual.between(before, after))
+        self.keep(forward.lane, forward.step, Residual.between(before, after))
         return forward.head(after)
 
-    def _keep(self, lane: int, step: int, residual: Residual) -> None:
+    def keep(self, lane: int, step: int, residual: Residual) -> None:
+        """Take the residual of a computed step, and with it the differences to those before."""
         differences = [residual]
         for older in self._differences.get(lane, [])[: self.order]:
             gap = step - self._at[lane]
             differences.append(differences[-1].with_(older, lambda a, b, gap=gap: (a - b) / gap))  # type: ignore[misc]
         self._at[lane], self._differences[lane] = step, differences
 
-    def _ahead(self, lane: int, step: int) -> Residual:
+    def ahead(self, lane: int, step: int) -> Residual:
+        """The residual that is to be expected at a later step."""
         sum_, *higher = self._differences[lane]
         for power, difference in enumerate(higher, start=1):
             weight = (step - self._at[lane]) ** power / factorial(power)
