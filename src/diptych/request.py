@@ -28,6 +28,8 @@ MAX_AUDIO_LATENTS = 2048
 MAX_STEPS = 1000
 MAX_GUIDANCE = 100.0
 MAX_PROMPT_CHARACTERS = 32_000
+MAX_TEXT_TOKENS = 1024
+"""What the text encoder is given of a prompt, its end token included."""
 MAX_SEED = 2**63 - 1
 
 AUDIO_RATE = 44_100
@@ -89,7 +91,7 @@ class ClipRequest:
     audio_level: AudioLevel = "clip"
     sigma_grid: SigmaGrid = "diffusers"
     noise_dtype: NoiseDtype = "float32"
-    max_text_tokens: int = 1024
+    max_text_tokens: int = MAX_TEXT_TOKENS
 
     def __post_init__(self) -> None:
         _check_text("prompt", self.prompt)
@@ -118,7 +120,7 @@ class ClipRequest:
         _check_int("frames", self.frames, 1, MAX_FRAMES)
         _check_int("steps", self.steps, 1, MAX_STEPS)
         _check_int("seed", self.seed, 0, MAX_SEED)
-        _check_int("max_text_tokens", self.max_text_tokens, 1, 1024)
+        _check_int("max_text_tokens", self.max_text_tokens, 1, MAX_TEXT_TOKENS)
         _check_real("fps", self.fps, 1.0, 240.0)
         _check_real("seconds", self.seconds, 0.01, MAX_FRAMES)
         if self.seconds is not None and self.frames is not None:

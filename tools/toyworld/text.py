@@ -33,7 +33,8 @@ def write(folder: Path) -> None:
         Qwen2_5_VLForConditionalGeneration,
     )
 
-    from diptych.model.vocabulary import CLIP_TOKENS, clip_tokenizer, qwen_tokenizer, save_processor
+    from diptych.model.template import CLIP_TOKENS
+    from diptych.model.vocabulary import clip_tokenizer, qwen_tokenizer, save_processor
 
     tokenizer, clip = qwen_tokenizer(words()), clip_tokenizer(words())
 

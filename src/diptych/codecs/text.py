@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from diptych.errors import CheckpointError
-from diptych.model.template import PREFIX_TOKENS, PROMPT_TEMPLATE
+from diptych.model.template import CLIP_TOKENS, PREFIX_TOKENS, PROMPT_TEMPLATE
+from diptych.request import MAX_TEXT_TOKENS
 
 DEFAULT_NEGATIVE = (
     "Static, 2D cartoon, cartoon, 2d animation, paintings, images, "
     "worst quality, low quality, ugly, deformed, walking backwards"
 )
 """What the authors steer away from when a request names nothing."""
-
-MAX_TOKENS = 1024
-CLIP_TOKENS = 77
 
 
 def negative_or_default(negative: str | None) -> str:
@@ -74,7 +72,7 @@ class TextEncoder:
         return len(self._prompt_ids(prompt)) - PREFIX_TOKENS
 
     @torch.no_grad()
-    def encode(self, prompts: list[str], max_tokens: int = MAX_TOKENS) -> Conditioning:
+    def encode(self, prompts: list[str], max_tokens: int = MAX_TEXT_TOKENS) -> Conditioning:
         """Conditioning of a batch of prompts; each is cut to `max_tokens` tokens, its end token included.
 
         Rows are padded on the right to the longest prompt only. That is what the padded batch of diffusers gives, to

@@ -1,4 +1,7 @@
-"""The chat text that wraps every prompt before Qwen2.5-VL reads it: part of the weights, so not a byte may change."""
+"""What the text encoders read: the chat text that wraps every prompt for Qwen2.5-VL, and how much of it CLIP takes.
+
+Part of the weights, so not a byte may change.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +24,6 @@ TEMPLATE_PREFIX = PROMPT_TEMPLATE.split("{}")[0]
 
 PREFIX_TOKENS = 129
 """Tokens of `TEMPLATE_PREFIX` in the Qwen vocabulary; they are cut off the hidden states."""
+
+CLIP_TOKENS = 77
+"""Positions of CLIP's text model: it always reads that many tokens, of the prompt as it was typed."""

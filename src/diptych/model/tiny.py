@@ -19,8 +19,9 @@ from torch import nn
 from diptych.errors import CheckpointError
 from diptych.model.config import TINY, TransformerConfig
 from diptych.model.keys import stays_as_stored
+from diptych.model.template import CLIP_TOKENS
 from diptych.model.tiny_weights import RULES, fill
-from diptych.model.vocabulary import CLIP_TOKENS, clip_tokenizer, qwen_tokenizer, save_processor
+from diptych.model.vocabulary import clip_tokenizer, qwen_tokenizer, save_processor
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer, Qwen2Tokenizer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import pre_tokenizers
 
-from diptych.model.template import PREFIX_TOKENS, TEMPLATE_PREFIX
+from diptych.model.template import CLIP_TOKENS, PREFIX_TOKENS, TEMPLATE_PREFIX
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer, Qwen2Tokenizer
@@ -26,7 +26,6 @@ QWEN_SPECIAL = tuple(
         *("quad_start", "quad_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad"),
     )
 )
-CLIP_TOKENS = 77
 QWEN_TOKENS = 131_072
 
 # The released vocabulary spells these four words of the template in two tokens each; so its 125 words and signs are
