@@ -193,16 +193,9 @@ def load(
 
 
 def _device(name: str | None) -> Any:
-    import torch
+    from diptych.engine.options import pick_device
 
-    from diptych.errors import RequestError
-
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise RequestError("device", name, "write cuda, cuda:1 or cpu") from None
+    return pick_device(name)
 
 
 def _rival(name: str | None) -> str | None:
@@ -215,5 +208,8 @@ def _rival(name: str | None) -> str | None:
 
 def _write(path: Path | None, result: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json_.dumps(result, indent=1))
+        from diptych.media.files import replacing
+
+        with replacing(path) as file:
+            file.write_text(json_.dumps(result, indent=1))
         typer.echo(f"written to {path}")

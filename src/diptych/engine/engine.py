@@ -35,6 +35,8 @@ from diptych.sampling.caches import CachePlan
 
 STEP_TIMEOUT = 1800.0
 """Seconds of silence after which ranks are taken for hung."""
+MAX_STEP_TIMEOUT = 1e6
+"""Eleven days; the system's own waiting counts milliseconds in 31 bits."""
 
 
 class Executor(Protocol):
@@ -108,8 +110,8 @@ class Engine:
         plan = Layout.parse(layout) if isinstance(layout, str) else layout or Layout()
         where = pick_device(device)
         working = pick_dtype(dtype, where)
-        if not step_timeout > 0:
-            raise RequestError("step_timeout", step_timeout, "seconds above 0")
+        if not 0 < step_timeout <= MAX_STEP_TIMEOUT:
+            raise RequestError("step_timeout", step_timeout, f"seconds above 0, at most {MAX_STEP_TIMEOUT:,.0f}")
         joined = _torchrun_world()
         if joined is None:
             check_room(plan, where, plan.world)
