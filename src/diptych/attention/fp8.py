@@ -26,7 +26,8 @@ class Scaled(NamedTuple):
 
 def quantise(x_BSHK: Tensor, *, smooth: bool) -> Scaled:
     """To e4m3 with one scale a head; smooth: the mean over the tokens is taken off first."""
-    if x_BSHK.is_cuda and x_BSHK.stride(-1) == 1 and x_BSHK.stride(-2) == x_BSHK.shape[-1]:
+    fused = x_BSHK.is_cuda and x_BSHK.stride(-1) == 1 and x_BSHK.stride(-2) == x_BSHK.shape[-1]
+    if fused:
         from diptych.attention.quantise import scaled, statistics
 
         least_BHK, most_BHK, sum_BHK = statistics(x_BSHK)
@@ -36,7 +37,7 @@ def quantise(x_BSHK: Tensor, *, smooth: bool) -> Scaled:
     centre = sum_BHK / x_BSHK.shape[1] if smooth else torch.zeros_like(sum_BHK)
     reach_BHK = torch.maximum(most_BHK - centre, centre - least_BHK)
     scale_BH = reach_BHK.amax(-1).clamp_min(1e-12) / FP8_MAX
-    if x_BSHK.is_cuda and x_BSHK.stride(-1) == 1 and x_BSHK.stride(-2) == x_BSHK.shape[-1]:
+    if fused:
         return Scaled(scaled(x_BSHK, centre, scale_BH), scale_BH, centre)
     values = ((x_BSHK.float() - centre[:, None]) / scale_BH[:, None, :, None]).clamp(-FP8_MAX, FP8_MAX)
     return Scaled(values.to(torch.float8_e4m3fn), scale_BH, centre)
