@@ -17,6 +17,7 @@ from diptych.cli.generate import generate
 from diptych.cli.serve import CONTEXT, serve
 from diptych.cli.show import show
 from diptych.cli.trace import trace
+from diptych.cli.tune import tune
 from diptych.errors import Cancelled, UserError
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.command()(show)
 app.command()(trace)
 app.command()(calibrate)
 app.command()(compare)
+app.command()(tune)
 app.command()(demo)
 app.command(context_settings=CONTEXT)(serve)
 app.add_typer(client_app, name="client", help="Talk to a running server: submit, watch, download.")
