@@ -58,6 +58,11 @@ def kandinsky6_model() -> Any:
     return Kandinsky6Transformer3DModel(**TINY.to_dict())
 
 
+def short_model() -> Any:
+    """As many blocks as compiling needs to show that blocks share a graph."""
+    return Kandinsky6Transformer3DModel(**TINY.to_dict() | {"num_visual_blocks": 2, "num_text_blocks": 1})
+
+
 def distilled_model() -> Any:
     return Kandinsky6Transformer3DModel(**TINY.distilled().to_dict())
 
@@ -97,6 +102,7 @@ def hunyuan_model(condition: str | None = None, guidance: bool = True) -> Any:
 
 BUILDERS: dict[str, Any] = {
     "kandinsky6": kandinsky6_model,
+    "kandinsky6-short": short_model,
     "kandinsky6-distilled": distilled_model,
     "flux": flux_model,
     "flux-guidance": lambda: flux_model(True),

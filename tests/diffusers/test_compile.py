@@ -11,7 +11,7 @@ from diptych.parallel import Layout
 pytestmark = pytest.mark.distributed
 
 CALLS = {
-    "kandinsky6": Call("kandinsky6", audio=9, batch=2, hidden_text=2),
+    "kandinsky6": Call("kandinsky6-short", audio=9, batch=2, hidden_text=2),
     "flux": Call("flux"),
     "hunyuan": Call("hunyuan", hidden_text=2),
 }
@@ -19,7 +19,7 @@ CALLS = {
 
 
 GRAPHS = {
-    ("kandinsky6", "blocks"): 3,  # text blocks of either tower, fused blocks: 7 blocks in all
+    ("kandinsky6", "blocks"): 3,  # text blocks of either tower, fused blocks: 4 blocks in all
     ("flux", "blocks"): 3,  # as many as stock: single blocks twice, since the first gets other strides
     ("hunyuan", "blocks"): 5,  # the same, and the two embedders
     ("kandinsky6", "whole"): 3,  # cut, model, join
