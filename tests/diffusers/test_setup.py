@@ -95,6 +95,8 @@ def test_one_rank_is_the_stock_model_and_can_be_undone(flux: Any) -> None:
     before, stock = state(flux), forward(flux)
     diptych.diffusers.parallelize(flux, Layout())
     assert torch.equal(forward(flux), stock)
+    with torch.no_grad():
+        assert torch.equal(flux(*Call("flux").arguments().values()).sample, stock), "arguments by position"
     assert "already: call diptych.diffusers.disable(model) first" in refusal(
         LayoutError, diptych.diffusers.parallelize, flux, "single"
     )
