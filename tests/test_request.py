@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from diptych.errors import RequestError
@@ -48,6 +51,12 @@ REFUSED = {
     "enormous prompt": ({"prompt": "x" * 32_001}, "prompt", "at most 32000 characters; this one has 32001"),
     "prompt with NUL": ({"prompt": "a\x00b"}, "prompt", "without NUL"),
     "prompt that is no Unicode": ({"prompt": "\ud800"}, "prompt", "UTF-8"),
+    "no limit of text tokens": ({"max_text_tokens": None}, "max_text_tokens = None", "from 1 to 1024"),
+    "image as a number": ({"image": 5}, "image = 5", "a path, the bytes of an image file, or a PIL image"),
+    "image as a list": ({"image": ["a.png"]}, "image = ['a.png']", "a path, the bytes"),
+    "image as an array": ({"image": np.zeros((2, 2, 3))}, "image = array", "a path, the bytes"),
+    "image path with NUL": ({"image": "a\x00b"}, "image", "a path without NUL"),
+    "image path that is no Unicode": ({"image": Path("\udcff.png")}, "image", "UTF-8"),
     "enormous negative": ({"negative": "x" * 32_001}, "negative", "at most 32000"),
 }
 
@@ -61,6 +70,22 @@ def test_refused_with_one_sentence(values, field, accepted):
     assert accepted in sentence
     assert len(sentence) < 300
     assert "\n" not in sentence
+
+
+def test_numbers_of_numpy_are_numbers():
+    request = ClipRequest(
+        "x", width=np.int64(48), seed=np.uint32(7), fps=np.float32(12.5), guidance=np.float16(2), audio=np.True_
+    )
+    assert request == ClipRequest("x", width=48, seed=7, fps=12.5, guidance=2.0)
+    assert json.loads(json.dumps(request.to_dict()))["seed"] == 7
+    with pytest.raises(RequestError, match="width = 50 is not accepted"):
+        ClipRequest("x", width=np.uint8(50))
+
+
+@pytest.mark.parametrize("values", [None, "x", ["prompt"], {1: 2}], ids=repr)
+def test_what_is_no_object_is_no_request(values):
+    with pytest.raises(RequestError):
+        ClipRequest.from_dict(values)
 
 
 def test_open_fields_come_from_the_checkpoint():

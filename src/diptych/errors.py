@@ -19,7 +19,7 @@ class RequestError(UserError):
 
     def __init__(self, field: str, value: object, accepted: str) -> None:
         self.field, self.value, self.accepted = field, value, accepted
-        shown = repr(value)
+        shown = " ".join(repr(value).split())  # arrays and the like are told on several lines
         if len(shown) > 80:
             shown = shown[:77] + "…" + shown[-1]
         super().__init__(f"{field} = {shown} is not accepted: {accepted}.")
@@ -46,6 +46,10 @@ class ClipError(MediaError):
 
 class KernelError(UserError):
     """An attention kernel that cannot do what a call needs; names one that can."""
+
+
+class RankError(RuntimeError):
+    """A rank failed or is gone; the message ends with that rank's own traceback, if it left one."""
 
 
 class Cancelled(Exception):  # noqa: N818 - not an error

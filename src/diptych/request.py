@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -72,7 +75,8 @@ class ClipRequest:
     noise_dtype: the dtype noise is drawn in; a bfloat16 diffusers run draws bfloat16 noise, which is other noise.
     max_text_tokens: text longer than this is cut.
 
-    Raises `RequestError` for a value that no checkpoint could honour.
+    Numbers of other libraries, such as NumPy's, are taken as Python's. Raises `RequestError` for a value that no
+    checkpoint could honour.
     """
 
     prompt: str
@@ -94,11 +98,14 @@ class ClipRequest:
     max_text_tokens: int = MAX_TEXT_TOKENS
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
         _check_text("prompt", self.prompt)
         if not self.prompt.strip():
             raise RequestError("prompt", self.prompt, "say in words what the clip should show")
         if self.negative is not None:
             _check_text("negative", self.negative)
+        _check_image(self.image)
         for name, choices in (
             ("fit", get_args(Fit)),
             ("audio_level", get_args(AudioLevel)),
@@ -120,7 +127,7 @@ class ClipRequest:
         _check_int("frames", self.frames, 1, MAX_FRAMES)
         _check_int("steps", self.steps, 1, MAX_STEPS)
         _check_int("seed", self.seed, 0, MAX_SEED)
-        _check_int("max_text_tokens", self.max_text_tokens, 1, MAX_TEXT_TOKENS)
+        _check_int("max_text_tokens", self.max_text_tokens, 1, MAX_TEXT_TOKENS, or_none=False)
         _check_real("fps", self.fps, 1.0, 240.0)
         _check_real("seconds", self.seconds, 0.01, MAX_FRAMES)
         if self.seconds is not None and self.frames is not None:
@@ -182,10 +189,14 @@ class ClipRequest:
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ClipRequest:
+    def from_dict(cls, values: Mapping[str, Any]) -> ClipRequest:
         """Build from decoded JSON. Raises `RequestError` for an unknown field, naming the nearest known one."""
+        if not isinstance(values, Mapping):
+            raise RequestError("request", values, "an object of fields and values")
         known = {f.name for f in fields(cls)}
         for name in values:
+            if not isinstance(name, str):
+                raise RequestError("field", name, "the name of a field")
             if name not in known:
                 raise RequestError(name, values[name], _nearest(name, known))
         if "prompt" not in values:
@@ -281,21 +292,44 @@ def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in dropped} | changes
 
 
-def _check_text(name: str, value: object) -> None:
+def _check_text(name: str, value: object, what: str = "a text") -> None:
     if not isinstance(value, str):
-        raise RequestError(name, value, "a text")
+        raise RequestError(name, value, what)
     if len(value) > MAX_PROMPT_CHARACTERS:
         raise RequestError(name, value, f"at most {MAX_PROMPT_CHARACTERS} characters; this one has {len(value)}")
     if "\x00" in value:
-        raise RequestError(name, value, "a text without NUL characters")
+        raise RequestError(name, value, f"{what} without NUL characters")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError(name, value, "a text that can be written as UTF-8") from None
+        raise RequestError(name, value, f"{what} that can be written as UTF-8") from None
 
 
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if value is None:
+def _plain(value: Any) -> Any:
+    """Numbers of other libraries as Python's own, since a report has to be JSON; everything else as it is."""
+    if type(value).__name__ == "bool" and type(value).__module__ == "numpy":
+        return bool(value)
+    if isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def _check_image(value: object) -> None:
+    if value is None or isinstance(value, bytes):
+        return
+    if isinstance(value, str | Path):
+        _check_text("image", str(value), "a path")
+        return
+    # Who has a PIL image has imported Pillow; a request itself does without it.
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is None or not isinstance(value, pillow.Image):
+        raise RequestError("image", value, "a path, the bytes of an image file, or a PIL image")
+
+
+def _check_int(name: str, value: object, low: int, high: int, *, or_none: bool = True) -> None:
+    if value is None and or_none:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise RequestError(name, value, f"a whole number from {low} to {high}")

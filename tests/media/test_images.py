@@ -220,3 +220,20 @@ def test_a_sliver_is_not_blown_up_to_gigabytes():
         fit_image(sliver, 2048, 16)
     assert fit_image(sliver, 2048, 16, "pad").size == (2048, 16)
     assert fit_image(sliver, 2048, 16, "stretch").size == (2048, 16)
+
+
+def test_a_file_that_is_no_image_is_not_read_into_memory(tmp_path):
+    with (tmp_path / "endless.png").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(MediaError, match="not an image"):
+        load_image(tmp_path / "endless.png")
+
+
+def test_a_name_that_no_file_can_have(tmp_path):
+    with pytest.raises(MediaError, match="name too long"):
+        load_image("x" * 5000)
+
+
+def test_every_mode_of_pillow_becomes_rgb_or_one_sentence():
+    for mode in ("1", "L", "P", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV", "I", "I;16", "I;16B", "LA", "PA", "La"):
+        assert load_image(Image.new(mode, (6, 4))).mode == "RGB", mode

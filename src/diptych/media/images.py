@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -30,16 +31,17 @@ def load_image(source: str | Path | bytes | Image.Image) -> Image.Image:
         _check_size(source, "image")
         return _to_rgb(source, "image")
     name = f"image of {len(source):,} bytes" if isinstance(source, bytes) else f"image {source}"
-    data = _bytes_of(source)
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise MediaError(f"{name} cannot be used: it is far too large; {_ACCEPTED}.") from None
-    except Exception as error:  # Pillow's readers raise anything at all on bytes that are no image
-        raise MediaError(f"{name} cannot be used: it is not an image; {_ACCEPTED}.") from error
-    with image:
-        _check_size(image, name)
-        return _to_rgb(image, name)
+    # A file is read as the decoder asks for it: one that is no image is not read into memory, however long it is.
+    with _opened(source) as data:
+        try:
+            image = Image.open(data, formats=FORMATS)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise MediaError(f"{name} cannot be used: it is far too large; {_ACCEPTED}.") from None
+        except Exception as error:  # Pillow's readers raise anything at all on bytes that are no image
+            raise MediaError(f"{name} cannot be used: it is not an image; {_ACCEPTED}.") from error
+        with image:
+            _check_size(image, name)
+            return _to_rgb(image, name)
 
 
 def fit_image(image: Image.Image, width: int, height: int, fit: Fit = "crop") -> Image.Image:
@@ -68,15 +70,15 @@ def fit_image(image: Image.Image, width: int, height: int, fit: Fit = "crop") ->
     return framed
 
 
-def _bytes_of(source: str | Path | bytes) -> bytes:
+def _opened(source: str | Path | bytes) -> BinaryIO:
     if isinstance(source, bytes):
-        return source
+        return io.BytesIO(source)
     path = Path(source)
-    if not path.is_file():
-        what = "it is not a regular file" if path.exists() else "there is no such file"
-        raise MediaError(f"image {source} cannot be used: {what}; {_ACCEPTED}.")
     try:
-        return path.read_bytes()
+        if not path.is_file():
+            what = "it is not a regular file" if path.exists() else "there is no such file"
+            raise MediaError(f"image {source} cannot be used: {what}; {_ACCEPTED}.")
+        return path.open("rb")
     except OSError as error:
         raise MediaError(f"image {source} cannot be read: {(error.strerror or str(error)).lower()}.") from error
 
@@ -101,6 +103,8 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         image = Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
     elif image.mode == "F":
         raise MediaError(f"{name} cannot be used: its values are floating-point; save it with 8 or 16 bits a channel.")
+    elif image.mode == "La":
+        image = image.convert("LA")  # the only way out of it that Pillow has
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
