@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 
 import av
@@ -169,12 +170,13 @@ def test_a_file_of_someone_else_does_not_tell(tmp_path, clip):
 def test_files_that_cannot_be_read_are_one_sentence(clip, tmp_path, make_clip):
     text = tmp_path / "text.mp4"
     text.write_text("not a video" * 100)
-    sound = tmp_path / "sound.wav"
+    sound = tmp_path / "sound.mp4"
     with av.open(str(sound), "w") as container:
-        stream = container.add_stream("pcm_s16le", rate=8000, layout="mono")
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        stream = container.add_stream("aac", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
         frame.sample_rate = 8000
         container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
     cut = write(tmp_path / "cut.mp4", make_clip(frames=60, width=128, height=128))
     data = cut.read_bytes()
     cut.write_bytes(data[: len(data) // 2])
@@ -286,3 +288,48 @@ def test_a_lower_rate_factor_is_nearer_and_larger(clip, tmp_path):
     errors = [np.abs(read_clip(path).frames.astype(int) - noisy.frames).mean() for path in paths]
     assert sizes == sorted(sizes, reverse=True)
     assert errors == sorted(errors)
+
+
+def test_a_play_list_is_not_followed(clip, tmp_path):
+    """FFmpeg reads play lists of any name, and what they name, unless it is told what a file is."""
+    list_ = tmp_path / "clip.mp4"
+    list_.write_text(f"ffconcat version 1.0\nfile '{write(tmp_path / 'inner.mp4', clip).name}'\n")
+    for read in (read_clip, read_report):
+        with pytest.raises(MediaError, match="not a video file"):
+            read(list_)
+
+
+def test_names_that_look_like_addresses_are_names(clip, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("data:1.mp4", "12:30.mp4", "%03d.mp4", "-"):
+        write(name, clip)
+        assert len(read_clip(name).frames) == len(clip.frames)
+
+
+def test_what_no_file_can_hold_is_one_sentence(clip, tmp_path):
+    report = {"request": {"prompt": "x", "image": "caf\udce9.png"}}
+    assert read_report(write(tmp_path / "a.mp4", replace(clip, report=report))) == report
+    for bad, why in (
+        (replace(clip, frames=clip.frames[:, :31, :47]), "both sides must be even"),
+        (replace(clip, audio=clip.audio * np.nan), "encoder refused"),
+    ):
+        with pytest.raises(MediaError, match=why):
+            write(tmp_path / "b.mp4", bad)
+    with pytest.raises(MediaError, match="no path of a file"):
+        write("a\x00b", clip)
+    with pytest.raises(MediaError, match="has no latents"):
+        read_clip(tmp_path / "a.mp4").save_latents(tmp_path / "a.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_a_report_that_is_nested_without_end_tells_nothing(clip, tmp_path):
+    write(tmp_path / "a.mp4", clip)
+    with av.open(str(tmp_path / "a.mp4")) as source, av.open(str(tmp_path / "b.mp4"), "w") as target:
+        target.metadata["comment"] = '{"diptych-clip": ' + "[" * 100_000
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    with pytest.raises(MediaError, match="does not say how it was made"):
+        read_report(tmp_path / "b.mp4")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diptych.errors import ClipError
+from diptych.errors import ClipError, MediaError
 from diptych.request import ResolvedRequest
 
 FLAT = 1.0
@@ -77,7 +77,8 @@ class Clip:
 
         from diptych.media.files import replacing
 
-        assert self.latents, "a clip that was read from a file has no latents"
+        if not self.latents:
+            raise MediaError(f"cannot write {path}: this clip has no latents, since it was read from a file.")
         with replacing(path) as temporary:
             save_file({name: np.ascontiguousarray(value[None]) for name, value in self.latents.items()}, temporary)
         return Path(path)

@@ -23,7 +23,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     `path` stays, and what it points to is replaced.
     Raises `MediaError` for a folder that is missing or not writable, a target that is no file, and a full disk.
     """
-    target = Path(os.path.realpath(path))
+    target = _target(path)
     temporary = target.parent / f".diptych-{secrets.token_hex(6)}.part"
     try:
         _check_target(path, target)
@@ -46,7 +46,7 @@ def check_writable(path: str | Path, make_folder: bool = False) -> None:
     make_folder: make the folder of `path` where it is missing.
     Raises `MediaError`.
     """
-    target = Path(os.path.realpath(path))
+    target = _target(path)
     probe = target.parent / f".diptych-{secrets.token_hex(6)}.part"
     try:
         if make_folder:
@@ -56,6 +56,36 @@ def check_writable(path: str | Path, make_folder: bool = False) -> None:
         probe.unlink()
     except OSError as error:
         raise MediaError(f"cannot write {path}: {_why(error, target.parent)}.") from error
+
+
+def check_apart(*paths: str | Path | None) -> None:
+    """Refuse two files of one run that are one file. Raises `MediaError`."""
+    seen: dict[Path, str | Path] = {}
+    for path in paths:
+        if path is not None:
+            other = seen.setdefault(_target(path), path)
+            if other is not path:
+                raise MediaError(f"cannot write {other} and {path}: they are one file; give two names.")
+
+
+def check_folder(path: Path) -> None:
+    """Refuse now a folder that could not be made or written in after hours of work. Raises `MediaError`."""
+    there = _target(path)
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise MediaError(f"cannot write in {path}: {there} is not a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise MediaError(f"cannot write in {path}: writing in {there} is not allowed.")
+
+
+def _target(path: str | Path) -> Path:
+    """What `path` leads to, links followed."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError, TypeError) as error:  # a current folder that is gone, a NUL, no path at all
+        why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else error
+        raise MediaError(f"cannot write {path!r}: it is no path of a file ({why}).") from None
 
 
 def _check_target(path: str | Path, target: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from fractions import Fraction
 from pathlib import Path
@@ -36,7 +37,12 @@ def write(path: str | Path, clip: Clip, *, crf: int = CRF, preset: str = "medium
     Raises `MediaError` when the file cannot be written.
     """
     with replacing(path) as temporary:
-        _encode(temporary, clip, _x264(clip.width, crf, preset))
+        try:
+            _encode(temporary, clip, _x264(clip.width, crf, preset))
+        except av.FFmpegError as error:
+            if isinstance(error, OSError):
+                raise
+            raise MediaError(f"cannot write {path}: the encoder refused the clip ({error.strerror}).") from error
     return Path(path)
 
 
@@ -55,12 +61,13 @@ def exact_rate(fps: float) -> Fraction:
 
 
 def _encode(path: Path, clip: Clip, x264: dict[str, str]) -> None:
-    assert clip.width % 2 == clip.height % 2 == 0, "yuv420p halves both sides"
+    if clip.width % 2 or clip.height % 2:
+        raise MediaError(f"a clip of {clip.width}x{clip.height} cannot be written: both sides must be even.")
     rate = exact_rate(clip.fps)
     # Times in samples, not milliseconds, so that the end of the sound is not rounded.
     options = {"movflags": "+faststart", "movie_timescale": str(clip.sample_rate)}
     with av.open(str(path), "w", format="mp4", options=options) as container:
-        container.metadata["comment"] = json.dumps({_MARK: 1, "report": clip.report}, ensure_ascii=False)
+        container.metadata["comment"] = _comment(clip)
         video = container.add_stream("libx264", rate=rate, options=x264)
         video.width, video.height, video.pix_fmt = clip.width, clip.height, "yuv420p"
         context = video.codec_context
@@ -87,6 +94,16 @@ def _encode(path: Path, clip: Clip, x264: dict[str, str]) -> None:
             sound.sample_rate, sound.pts, sound.time_base = clip.sample_rate, 0, Fraction(1, clip.sample_rate)
             container.mux(audio.encode(sound))
             container.mux(audio.encode(None))
+
+
+def _comment(clip: Clip) -> str:
+    held = {_MARK: 1, "report": clip.report}
+    text = json.dumps(held, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file name that is no Unicode
+        return json.dumps(held)
+    return text
 
 
 def _x264(width: int, crf: int, preset: str) -> dict[str, str]:
@@ -161,18 +178,21 @@ def read_request(path: str | Path, **changes: Any) -> ClipRequest:
 
 
 def _open(path: str | Path) -> Any:
+    if Path(path).is_dir():
+        raise MediaError(f"cannot read {path}: is a directory.")
     try:
-        return av.open(str(path), "r", metadata_errors="replace")
-    except OSError as error:
-        raise MediaError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from error
+        # Only a file, and only MP4: FFmpeg takes addresses for names, and follows play lists wherever they lead.
+        return av.open(f"file:{os.fspath(path)}", "r", format="mp4", metadata_errors="replace")
     except av.FFmpegError as error:
+        if isinstance(error, OSError):
+            raise MediaError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from error
         raise MediaError(f"cannot read {path}: it is not a video file.") from error
 
 
 def _report(container: Any) -> dict[str, Any] | None:
     try:
         held = json.loads(container.metadata.get("comment", ""))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     report = held.get("report") if isinstance(held, dict) and _MARK in held else None
     return report if isinstance(report, dict) else None
