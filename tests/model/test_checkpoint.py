@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.model.checkpoint_files import SINGLE, linked_copy, rewrite, shard
 from diptych.errors import CheckpointError
 from diptych.model.catalogue import CATALOGUE, hub_id
 from diptych.model.checkpoint import Checkpoint
-from diptych.model.components import load_clip, load_text_encoder, load_vae
+from diptych.model.components import load_clip, load_clip_tokenizer, load_text_encoder, load_tokenizer, load_vae
 from diptych.model.tiny import write_tiny
 from diptych.request import ClipDefaults
 
@@ -336,3 +337,51 @@ def test_a_folder_may_say_its_own_defaults(tiny_base, tmp_path):
         (folder / "diptych.json").write_text(text)
         with pytest.raises(CheckpointError, match=sentence):
             Checkpoint.open(folder).defaults
+
+
+CONFIGS = ("model_index.json", "transformer/config.json", "audio_vae/config.json", "text_encoder/config.json")
+
+
+@pytest.mark.parametrize("file", [*CONFIGS, "scheduler/scheduler_config.json"])
+def test_no_value_of_a_config_is_more_than_one_sentence(tiny_distilled, tmp_path, file):
+    """Each key with values of each kind: opened, or refused, and nothing else."""
+    altered = linked_copy(tiny_distilled, tmp_path / "altered") / file
+    config = json.loads(altered.read_bytes())
+    altered.unlink()
+    refused = 0
+    for key in config:
+        for value in (None, "x", True, -1, 0, 2.5, 10**400, [], ["x"], {}):
+            altered.write_text(json.dumps(config | {key: value}))
+            try:
+                Checkpoint.open(tmp_path / "altered").describe()
+            except CheckpointError:
+                refused += 1
+    assert refused > 5
+    altered.write_text('{"a":' * 100_000)
+    with pytest.raises(CheckpointError, match="nested too deeply"):
+        Checkpoint.open(tmp_path / "altered")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "load"),
+    [
+        ("tokenizer/tokenizer.json", "[]", load_tokenizer),
+        ("tokenizer_2/tokenizer.json", '{"model": 5}', load_clip_tokenizer),
+        ("vae/config.json", '{"block_out_channels": 5}', partial(load_vae, device="cpu", dtype=torch.float32)),
+        ("text_encoder_2/config.json", '{"vocab_size": "x"}', partial(load_clip, device="cpu", dtype=torch.float32)),
+    ],
+)
+def test_files_that_the_stock_classes_choke_on_are_one_sentence(tiny_distilled, tmp_path, file, text, load):
+    altered = linked_copy(tiny_distilled, tmp_path / "altered")
+    config = json.loads((altered / file).read_bytes())
+    (altered / file).unlink()
+    changed = config | json.loads(text) if text.startswith("{") else json.loads(text)
+    (altered / file).write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match=file.partition("/")[0]):
+        load(Checkpoint.open(altered))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/lite"])
+def test_names_that_no_folder_can_have(name):
+    with pytest.raises(CheckpointError, match="cannot be opened"):
+        Checkpoint.open(name)

@@ -54,18 +54,24 @@ class Checkpoint:
         Raises `CheckpointError`, one sentence, for a folder that is missing, incomplete, damaged or of another kind.
         """
         name = str(name_or_path)
-        path = Path(name).expanduser()
-        if name == "demo" and not path.exists():
+        try:
+            path = Path(name).expanduser()
+            there = path.exists()
+        except (OSError, RuntimeError) as error:  # too long, behind a closed door, the home of nobody
+            why = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{name[:80]} cannot be opened: {why}") from None
+        if name == "demo" and not there:
             path = name_or_path = BUILT_IN
-            if not path.is_dir():
+            there = path.is_dir()
+            if not there:
                 raise CheckpointError("no small model is built in yet; name a checkpoint, such as lite-distill")
-        if name.lower() not in CATALOGUE and (isinstance(name_or_path, Path) or path.exists()):
+        if name.lower() not in CATALOGUE and (isinstance(name_or_path, Path) or there):
             if revision is not None:
                 raise CheckpointError(f"revision = {revision} is for the hub; {name} is a local folder")
             if not path.is_dir():
-                raise CheckpointError(f"{path} is no folder" if path.exists() else f"{path} does not exist")
+                raise CheckpointError(f"{path} is no folder" if there else f"{path} does not exist")
             files = tuple(sorted(f.relative_to(path).as_posix() for f in path.glob("*/*")))
-            return cls._read(name, Snapshot(name, "", path, files), None)
+            return cls._read(name, Snapshot(name, "", path.absolute(), files), None)
         snapshot = fetch(hub_id(name), revision, weights=weights, on_bytes=on_bytes)
         return cls._read(name, snapshot, snapshot.commit)
 
@@ -77,7 +83,8 @@ class Checkpoint:
         index = read_json(root / "model_index.json")
         if index.get("_class_name") != PIPELINE:
             raise CheckpointError(f"{root} holds a {index.get('_class_name')}; only a {PIPELINE} can be run")
-        silent = any(not (index.get(part) or [None])[0] for part in _SOUND)
+        named = {part: _class_named(index, part, root / "model_index.json") for part in CLASSES}
+        silent = any(named[part] is None for part in _SOUND)
         components: dict[str, Component] = {}
         for part in CLASSES:
             held = [Path(f).name for f in snapshot.files if Path(f).parent.as_posix() == part]
@@ -90,7 +97,7 @@ class Checkpoint:
                     continue
             if not held:
                 raise CheckpointError(f"{root} has no folder {part}, or nothing is in it")
-            components[part] = read_component(part, held, snapshot, str((index.get(part) or [None, None])[-1]))
+            components[part] = read_component(part, held, snapshot, str(named[part]))
         config = TransformerConfig.from_dict(
             dict(components["transformer"].config), str(root / "transformer" / "config.json")
         )
@@ -118,7 +125,7 @@ class Checkpoint:
     @property
     def audio_scaling_factor(self) -> float | None:
         """What audio latents are divided by before they are decoded; it differs from checkpoint to checkpoint."""
-        return float(self["audio_vae"].config.get("scaling_factor", 0.417)) if self.has_audio else None
+        return self["audio_vae"].number("scaling_factor", 0.417) if self.has_audio else None
 
     @property
     def scheduler(self) -> dict[str, Any]:
@@ -206,12 +213,22 @@ class Checkpoint:
         }
 
 
+def _class_named(index: Mapping[str, Any], part: str, file: Path) -> str | None:
+    """The class that model_index.json tells for a component, a list of library and class; `None` if it has none."""
+    entry = index.get(part) or [None, None]
+    if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(n, str | None) for n in entry):
+        raise CheckpointError(f"{file}: {part} should be a list of a library and a class, not {json.dumps(entry)}")
+    return entry[1] if entry[0] else None
+
+
 def _check_agreement(c: Checkpoint) -> None:
     """Refuse components that cannot work together, before the first of them is loaded."""
     t, index = c.transformer, c.root
     piflow = c["scheduler"].class_name == "PiflowScheduler"
-    grid = int(c["scheduler"].config.get("n_grid", 10)) if piflow else 1
-    text = c["text_encoder"].config
+    grid = c["scheduler"].number("n_grid", 10) if piflow else 1
+    text = c["text_encoder"].config.get("text_config", c["text_encoder"].config)
+    if not isinstance(text, dict):
+        raise CheckpointError(f"{c['text_encoder'].folder / 'config.json'}: text_config should be a JSON object")
     vae = c["vae"].config
     checks = [
         (
@@ -221,7 +238,7 @@ def _check_agreement(c: Checkpoint) -> None:
             "in_visual_dim times scheduler n_grid",
         ),
         ("transformer out_audio_dim", t.out_audio_dim, t.in_audio_dim * grid, "in_audio_dim times scheduler n_grid"),
-        ("transformer in_text_dim", t.in_text_dim, text.get("text_config", text).get("hidden_size"), "text_encoder"),
+        ("transformer in_text_dim", t.in_text_dim, text.get("hidden_size"), "text_encoder"),
         ("transformer in_text_dim2", t.in_text_dim2, c["text_encoder_2"].config.get("hidden_size"), "text_encoder_2"),
         ("transformer in_visual_dim", t.in_visual_dim, vae.get("latent_channels", 16), "vae latent_channels"),
         ("vae spatial_compression_ratio", vae.get("spatial_compression_ratio", 8), 8, "what Kandinsky 6 has"),
@@ -229,7 +246,7 @@ def _check_agreement(c: Checkpoint) -> None:
     ]
     if c.has_audio:
         audio = c["audio_vae"].config
-        hop = 2 * audio.get("hop_length", 512)
+        hop = 2 * c["audio_vae"].number("hop_length", 512)
         checks += [
             ("transformer in_audio_dim", t.in_audio_dim, audio.get("latent_channels", 40), "audio_vae latent_channels"),
             ("audio_vae sample_rate", audio.get("sample_rate", AUDIO_RATE), AUDIO_RATE, "what Kandinsky 6 has"),

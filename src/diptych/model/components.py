@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -73,8 +76,8 @@ def load_text_encoder(
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLTextModel
 
     part = checkpoint["text_encoder"]
-    config = _config(Qwen2_5_VLConfig, part).text_config
-    with ParametersOnMeta():
+    with _understood(part.folder), ParametersOnMeta():
+        config = Qwen2_5_VLConfig.from_pretrained(part.folder).text_config
         model = Qwen2_5_VLTextModel(config)
     return _fill(model, part, device, dtype, on_bytes, language_model_name)
 
@@ -86,8 +89,8 @@ def load_clip(
     from transformers import CLIPTextConfig, CLIPTextModel
 
     part = checkpoint["text_encoder_2"]
-    with ParametersOnMeta():
-        model = CLIPTextModel(_config(CLIPTextConfig, part))
+    with _understood(part.folder), ParametersOnMeta():
+        model = CLIPTextModel(CLIPTextConfig.from_pretrained(part.folder))
     prefix = "text_model." if "text_model.final_layer_norm.weight" in model.state_dict() else ""
 
     def rename(name: str) -> str | None:
@@ -101,7 +104,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> Qwen2Tokenizer:
     """Qwen's tokenizer, padding on the right whatever the file says: the template is cut off at the left."""
     from transformers import Qwen2Tokenizer
 
-    tokenizer = Qwen2Tokenizer.from_pretrained(checkpoint["tokenizer"].folder)
+    folder = checkpoint["tokenizer"].folder
+    with _understood(folder):
+        tokenizer = Qwen2Tokenizer.from_pretrained(folder)
     tokenizer.padding_side = "right"
     return tokenizer
 
@@ -110,14 +115,21 @@ def load_clip_tokenizer(checkpoint: Checkpoint) -> CLIPTokenizer:
     """CLIP's tokenizer."""
     from transformers import CLIPTokenizer
 
-    return CLIPTokenizer.from_pretrained(checkpoint["tokenizer_2"].folder)
+    folder = checkpoint["tokenizer_2"].folder
+    with _understood(folder):
+        return CLIPTokenizer.from_pretrained(folder)
 
 
-def _config(kind: Any, part: Component) -> Any:
+@contextmanager
+def _understood(folder: Path) -> Iterator[None]:
+    """The stock classes raise anything at all on files that they cannot be made from."""
     try:
-        return kind.from_pretrained(part.folder)
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{part.folder / 'config.json'} is not accepted: {error}") from error
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{folder} holds a file that is not accepted: {why}") from error
 
 
 def _diffusers(
@@ -128,7 +140,7 @@ def _diffusers(
     on_bytes: OnBytes | None,
     rename: Rename = str,
 ) -> M:
-    with ParametersOnMeta():
+    with _understood(part.folder), ParametersOnMeta():
         model: M = kind.from_config(dict(part.config))  # type: ignore[attr-defined]
     return _fill(model, part, device, dtype, on_bytes, rename)
 

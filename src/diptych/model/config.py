@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from diptych.errors import CheckpointError
+
+MAX_BLOCKS = 1000
+"""Far above the 60 of the largest published checkpoint."""
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _three(value: object, kind: Callable[[object], bool]) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and all(kind(n) and n for n in value)
+
+
+_KINDS: dict[str, Callable[[object], bool]] = {
+    "int": _whole,
+    "float": _real,
+    "bool": lambda value: isinstance(value, bool),
+    "tuple[int, int, int]": lambda value: _three(value, _whole),
+    "tuple[float, float, float]": lambda value: _three(value, _real),
+}
+"""Whether a value can be what a field's annotation says; numbers that are nothing or endless make no transformer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +69,13 @@ class TransformerConfig:
     visual_token_type_num_embeddings: int
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not _KINDS[str(field.type)](value):
+                raise CheckpointError(f"transformer {field.name} = {value!r} is not accepted: {field.type} is expected")
+        for name in ("num_text_blocks", "num_visual_blocks"):
+            if getattr(self, name) > MAX_BLOCKS:  # every tensor of every block is named before one is looked for
+                raise CheckpointError(f"transformer {name} is not accepted: at most {MAX_BLOCKS}")
         if self.patch_size != (1, 2, 2):
             raise CheckpointError(f"transformer patch_size = {self.patch_size} is not supported: only (1, 2, 2)")
         for name in ("ca_rope", "cross_gates", "fix_modulation", "visual_cond"):
@@ -104,7 +138,7 @@ class TransformerConfig:
             raise CheckpointError(f"{where}: unknown key {unknown[0]}")
         for name in ("axes_dims", "axes_dims_a", "patch_size", "scale_factor"):
             if name in values and values[name] is not None:
-                values[name] = tuple(values[name])
+                values[name] = tuple(values[name]) if isinstance(values[name], list) else values[name]
         for plain in (
             "model_dim",
             "time_dim",

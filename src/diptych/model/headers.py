@@ -76,7 +76,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(raw)
         assert isinstance(header, dict)
-    except (ValueError, AssertionError):
+    except (ValueError, AssertionError, RecursionError):
         raise CheckpointError(f"{file} is not a safetensors file: its header is not a JSON object") from None
     header.pop("__metadata__", None)
     tensors = stored_tensors(header, file, 8 + length)
@@ -135,6 +135,8 @@ def read_json(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
+    except RecursionError:
+        raise CheckpointError(f"{file} cannot be read as JSON: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):

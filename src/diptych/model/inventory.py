@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,13 @@ class Component:
     config: Mapping[str, Any]
     files: tuple[Path, ...] = ()
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+
+    def number(self, key: str, default: float) -> float:
+        """A number above 0 of the config. Raises `CheckpointError` for one that is something else."""
+        value = self.config.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise CheckpointError(f"{self.folder}: {key} = {value!r} in its config should be a number above 0")
+        return value
 
     @property
     def parameters(self) -> int:
