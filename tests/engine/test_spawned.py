@@ -21,8 +21,7 @@ from test_parity import SMALL
 
 from diptych.engine.engine import Engine
 from diptych.engine.order import take
-from diptych.engine.ranks import RankError
-from diptych.errors import Cancelled, LayoutError, MediaError
+from diptych.errors import Cancelled, LayoutError, MediaError, RankError
 from diptych.request import ClipRequest
 
 pytestmark = pytest.mark.distributed
@@ -118,8 +117,13 @@ def test_a_fault_in_a_rank_comes_back_with_its_traceback(engine, clip):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_fails_that_request_only(engine, clip, victim):
     before = pids(engine)
-    with pytest.raises(RankError, match="signal 9"):
-        engine.generate(LONG, at_step(2, lambda: os.kill(before[victim], signal.SIGKILL)))
+
+    def kill():
+        os.kill(before[victim], signal.SIGKILL)
+        time.sleep(1)  # until the other rank has told of the connection it lost
+
+    with pytest.raises(RankError, match=f"rank {victim} ended: killed by signal 9"):
+        engine.generate(LONG, at_step(2, kill))
     assert not any(alive(pid) for pid in before)
     again_is_the_same(engine, clip)
 
@@ -132,6 +136,24 @@ def test_a_rank_without_memory_fails_that_request_with_its_own_traceback(engine,
         engine.generate(replace(REQUEST, width=1024, height=1024, frames=121, steps=1, guidance=1.0))
     assert "Traceback" in str(caught.value)
     assert not alive(victim)
+    again_is_the_same(engine, clip)
+
+
+def test_ctrl_c_at_any_moment_leaves_no_job_behind_for_the_next_request(engine, clip, monkeypatch):
+    """Between two messages, too: a clip of the job before must never be taken for the next one's."""
+    listen, heard = engine._executor._next_message, []
+
+    def interrupted():
+        message = listen()
+        heard.append(message)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+        return message
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._executor, "_next_message", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(replace(REQUEST, seed=99), lambda progress: None)
     again_is_the_same(engine, clip)
 
 

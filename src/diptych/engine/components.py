@@ -59,6 +59,7 @@ class Components:
         checkpoint, dtype = options.checkpoint, options.dtype
         vae_dtype = torch.float32 if dtype is torch.float32 or device.type == "cpu" else torch.float16
         names = ["transformer"]
+        checkpoint.fingerprint  # noqa: B018 - taken now: the folder may be replaced while the engine lives
         if first:
             names += ["text_encoder", "text_encoder_2", "vae"] + ["audio_vae", "vocoder"] * checkpoint.has_audio
         sizes = {n: checkpoint[n].nbytes for n in names if n in checkpoint.components}

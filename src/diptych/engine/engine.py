@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ from diptych.engine.sharing import check_fit
 from diptych.engine.stages import Stages
 from diptych.errors import LayoutError, RequestError
 from diptych.media.clip import Clip
+from diptych.media.files import check_folder
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 from diptych.request import ClipDefaults, ClipRequest
@@ -71,6 +73,7 @@ class Engine:
         self._cache = cache
         self._executor: Executor | None = executor
         self._lock = threading.Lock()
+        self._working: int | None = None  # the thread that holds the lock
 
     @classmethod
     def load(
@@ -107,20 +110,25 @@ class Engine:
 
         Raises `CheckpointError`, `LayoutError` or `RequestError`, each one sentence.
         """
-        plan = Layout.parse(layout) if isinstance(layout, str) else layout or Layout()
+        plan = Layout.parse(layout) if isinstance(layout, str) else Layout() if layout is None else layout
+        if not isinstance(plan, Layout):
+            raise LayoutError(f"layout {plan!r} is not accepted: a text such as cfg=2,ulysses=4, or a Layout.")
         where = pick_device(device)
         working = pick_dtype(dtype, where)
-        if not 0 < step_timeout <= MAX_STEP_TIMEOUT:
+        if not isinstance(step_timeout, int | float) or not 0 < step_timeout <= MAX_STEP_TIMEOUT:
             raise RequestError("step_timeout", step_timeout, f"seconds above 0, at most {MAX_STEP_TIMEOUT:,.0f}")
         joined = _torchrun_world()
         if joined is None:
             check_room(plan, where, plan.world)
         elif joined != plan.world:
-            raise LayoutError(f"layout {plan} has {plan.world} ranks, and torchrun started {joined}; make them agree")
+            raise LayoutError(f"layout {plan} has {plan.world} ranks, and torchrun started {joined}; make them agree.")
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
         check_fit(plan, checkpoint.transformer)
         chosen = pick_cache(cache, checkpoint)
-        folder = None if trace is None else Path(trace)
+        folder = None
+        if trace is not None:
+            folder = Path(trace).absolute()
+            check_folder(folder)
         kind, exact_steps = pick_precision(precision, where, working)
         options = Options(
             checkpoint,
@@ -159,17 +167,29 @@ class Engine:
         """Make several clips in one batch: equal in all but prompt, negative, image and seed. Else as `generate`."""
         plan = self._cache if cache is None else pick_cache(cache, self.checkpoint)
         orders = take_batch(requests, self.defaults, plan)
-        with self._lock:
+        with self._alone("generate"):
             if self._executor is None:
-                raise RuntimeError("this engine is closed")
+                raise RuntimeError("this engine is closed; load another to generate")
             return self._executor.generate(orders, on_step)
 
     def close(self) -> None:
         """Free the weights and end the rank processes. Waits for a clip in progress; safe to call twice."""
-        with self._lock:
+        with self._alone("close"):
             if self._executor is not None:
                 self._executor.close()
                 self._executor = None
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """One call at a time. Raises `RuntimeError` for one from within another, which would wait for itself."""
+        if self._working == threading.get_ident():
+            raise RuntimeError(f"{what} was called from on_step of the same engine; raise Cancelled in it to stop")
+        with self._lock:
+            self._working = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._working = None
 
     def __enter__(self) -> Self:
         return self
@@ -203,5 +223,9 @@ def _executor(options: Options, on_progress: OnProgress | None, joined: int | No
 
 def _torchrun_world() -> int | None:
     """How many processes torchrun started with this one, or None when it did not."""
-    world = os.environ.get("WORLD_SIZE")
-    return int(world) if world and "RANK" in os.environ and "MASTER_ADDR" in os.environ else None
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        return None
+    for name in ("RANK", "WORLD_SIZE"):
+        if not os.environ[name].isdecimal():
+            raise LayoutError(f"{name} = {os.environ[name]!r} in the environment is not accepted: a whole number.")
+    return int(os.environ["WORLD_SIZE"])

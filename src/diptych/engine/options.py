@@ -62,7 +62,7 @@ def pick_device(name: str | None) -> torch.device:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise RequestError("device", name, "cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise RequestError("device", name, "cpu, cuda or cuda:N")
@@ -82,7 +82,7 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
         if device.type == "cpu":
             return torch.float32
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise RequestError("dtype", name, "one of " + ", ".join(DTYPES))
     return DTYPES[name]
 
@@ -92,8 +92,9 @@ def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> tuple
 
     Raises `RequestError` for a precision that does not exist, or that this device or dtype cannot have.
     """
-    kind, colon, steps = name.partition(":")
-    if kind not in get_args(Precision) or (colon and not (kind == "fp8" and steps.isdecimal())):
+    kind, colon, steps = name.partition(":") if isinstance(name, str) else (name, "", "")
+    few = steps.isdecimal() and len(steps) < 5
+    if kind not in get_args(Precision) or (colon and not (kind == "fp8" and few)):
         raise RequestError("precision", name, "exact, fp8, or fp8:1 for a first step with exact attention")
     if kind == "fp8" and device.type == "cuda":
         if torch.cuda.get_device_capability(device)[0] != 9 or dtype is not torch.bfloat16:
@@ -111,6 +112,8 @@ def pick_modulation(name: str) -> Modulation:
 
 def pick_cache(text: str | None, checkpoint: Checkpoint) -> CachePlan | None:
     """The step cache that is meant; None and `none` compute everything. Raises `RequestError`."""
+    if text is not None and not isinstance(text, str):
+        raise RequestError("cache", text, "a text, such as none")
     return None if text is None or text.strip() == "none" else CachePlan.of(text, checkpoint)
 
 

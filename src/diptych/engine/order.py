@@ -38,6 +38,8 @@ def take(request: ClipRequest, defaults: ClipDefaults, cache: CachePlan | None =
     Raises `RequestError` for what the checkpoint cannot do, also for what its cache would have to know and does not,
     and `MediaError` for an image that cannot be read.
     """
+    if not isinstance(request, ClipRequest):
+        raise RequestError("request", request, "a ClipRequest; ClipRequest.from_dict makes one of a dict")
     resolved = request.resolve(defaults)
     if cache is not None:
         cache.check(resolved)

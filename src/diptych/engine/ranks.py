@@ -27,11 +27,7 @@ from diptych.engine.runner import Runner
 from diptych.engine.sharing import sharing_for
 from diptych.engine.stages import Stages
 from diptych.engine.team import Team
-from diptych.errors import Cancelled, UserError
-
-
-class RankError(RuntimeError):
-    """A rank failed; the message ends with that rank's own traceback."""
+from diptych.errors import Cancelled, RankError, UserError
 
 
 @dataclass(frozen=True)

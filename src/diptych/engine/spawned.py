@@ -18,7 +18,8 @@ from diptych.engine.messages import Cancel, Close, Failed, Finished, FromRank, G
 from diptych.engine.options import Options
 from diptych.engine.order import Order
 from diptych.engine.progress import OnProgress
-from diptych.engine.ranks import Place, RankError
+from diptych.engine.ranks import Place
+from diptych.errors import RankError
 from diptych.media.clip import Clip
 
 START_SECONDS = 300.0
@@ -45,17 +46,29 @@ class Spawned:
         if not self._ranks:
             self._start()
         self._await_ready(None)
-        for rank in self._ranks:
-            rank.send(Generate(list(orders), progress=on_step is not None))
+        try:
+            for rank in self._ranks:
+                rank.send(Generate(list(orders), progress=on_step is not None))
+            done = self._until_over(on_step)
+        except BaseException:
+            # Ctrl-C at any other point: ranks in the middle of this job cannot take the next.
+            self._end(0.0)
+            raise
+        if isinstance(done, Finished):
+            return done.clips
+        raise done
+
+    def _until_over(self, on_step: OnProgress | None) -> Finished | BaseException:
+        """The clips, or what the caller is to see instead; either way the ranks are ready for another job."""
         interrupted: BaseException | None = None
         while True:
             message = self._next_message()
             if isinstance(message, Finished) and interrupted is None:
-                return message.clips
+                return message
             if isinstance(message, Finished | Failed) and interrupted is not None:
-                raise interrupted
+                return interrupted
             if isinstance(message, Failed):
-                raise message.error
+                return message.error
             if isinstance(message, Told) and on_step is not None and interrupted is None:
                 try:
                     on_step(message.progress)
@@ -108,9 +121,18 @@ class Spawned:
             return Failed(RankError(f"no rank said anything for {seconds:g} s; they were taken for hung"), False)
         rank = pipes[heard[0]]  # type: ignore[index]
         message = rank.receive()
+        if isinstance(message, Failed) and not message.whole:
+            return self._cause(rank, message)
         if isinstance(message, Ready):
             rank.ready = True
         return message
+
+    def _cause(self, first: _Rank, failed: Failed) -> Failed:
+        """What `first` told, unless another rank was killed: then the first only tells of a connection it lost."""
+        for rank in self._ranks:
+            if rank is not first and (rank.process.poll() or 0) < 0:
+                return Failed(rank.lost(), whole=False)
+        return failed
 
     def _end(self, seconds: float) -> None:
         """End all ranks: by themselves within `seconds`, else by force. None is left when this returns."""
@@ -164,8 +186,11 @@ class _Rank:
             message: FromRank = pipe.recv()
         except (EOFError, OSError):
             self.wait(5.0)
-            return Failed(RankError(f"rank {self.place.rank} ended: {_death(self.process.poll())}"), whole=False)
+            return Failed(self.lost(), whole=False)
         return message
+
+    def lost(self) -> RankError:
+        return RankError(f"rank {self.place.rank} ended: {_death(self.process.poll())}")
 
 
 def _death(status: int | None) -> str:
