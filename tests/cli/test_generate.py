@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from diptych.cli.main import run
-from diptych.media.mp4 import read_clip
+from diptych.media.clip import Clip
+from diptych.media.mp4 import read_clip, read_report, write
 
 SIZE = ["--width", "48", "--height", "32", "--frames", "9", "--steps", "3"]
 
@@ -69,11 +71,17 @@ def test_show_tells_and_from_makes_it_again(made, tmp_path):
 def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path):
     lines = [
         "a red circle",
-        '{"prompt": "waves", "seed": 4, "audio": false}',
+        '{"prompt": "waves \u2028 and \x85 wind", "seed": 4, "audio": false}',
         '{"prompt": "x", "width": 50}',
         "{broken",
+        "",
+        "[1, 2]",
+        "null",
+        '{"prompt": "x", "image": 5}',
+        '{"prompt": "x", "image": ' + "[" * 100_000,
+        '{"prompt": "x", "seed": ' + "9" * 5_000 + "}",
     ]
-    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    (tmp_path / "p.jsonl").write_text("\ufeff" + "\r\n".join(lines), newline="")
     done = diptych(
         "generate", "--prompts", tmp_path / "p.jsonl", "--output-dir", tmp_path / "out", "--model", tiny_base, *SIZE,
     )  # fmt: skip
@@ -81,7 +89,11 @@ def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0001.mp4", "0002.mp4"]
     assert "line 3: width = 50 is not accepted" in done.stderr
     assert "line 4:" in done.stderr
-    assert "2 of 4 lines failed" in done.stderr
+    for number in (6, 7, 8, 9, 10):
+        assert f"line {number}: " in done.stderr, "numbers are those of the file"
+    assert "7 of 9 lines failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert read_report(tmp_path / "out" / "0001.mp4")["request"]["prompt"] == "a red circle"
     assert read_clip(tmp_path / "out" / "0002.mp4").audio is None
 
 
@@ -142,6 +154,10 @@ BAD = {
     "prompts without a folder": (["--prompts", __file__], "--output-dir"),
     "prompts and a prompt": (["x", "--prompts", __file__, "--output-dir", "/tmp"], "leave it out with --prompts"),
     "a clip that tells nothing": (["--from", __file__], "test_generate.py"),
+    "two files that are one": (["x", "--output", "a.mp4", "--latents-out", "./a.mp4"], "they are one file"),
+    "a folder of traces that is a file": (["x", "--trace", __file__], "is not a folder"),
+    "a folder of traces below a file": (["x", "--trace", f"{__file__}/a/b"], "is not a folder"),
+    "a rate that is none": (["x", "--seconds", "3", "--fps", "inf"], "fps = inf is not accepted"),
     "a layout that is none": (["x", "--layout", "ulises=2"], "did you mean ulysses?"),
     "more GPUs than there are": (["x", "--device", "cuda:7"], "device = 'cuda:7' is not accepted"),
 }
@@ -182,3 +198,47 @@ def test_what_cannot_be_honoured_is_refused_before_a_weight_is_read(fault, tiny_
     said = refused("generate", "x", "--model", tiny_distilled, *fault)
     assert "diptych: " in said
     assert "Load" not in said
+
+
+def clip_that_says(report):
+    frames = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+    return Clip(frames, None, 24.0, report=report)
+
+
+def test_show_prints_what_is_written_and_no_control_characters(tmp_path, monkeypatch, capsys):
+    prompt = "a [bold]sign[/bold] that says [/exit] \x1b[31mred\x9b2J"
+    file = write(tmp_path / "a.mp4", clip_that_says({"request": {"prompt": prompt}, "notes": ["[/i]"]}))
+    monkeypatch.setattr(sys, "argv", ["diptych", "show", str(file)])
+    with pytest.raises(SystemExit) as exit_:
+        run()
+    assert not exit_.value.code
+    out = capsys.readouterr().out
+    assert "[bold]sign[/bold] that says [/exit] \\x1b[31mred\\x9b2J" in " ".join(out.split())
+    assert "\x1b[31m" not in out
+
+
+@pytest.mark.parametrize("report", [{"request": 5}, {"request": {"prompt": "x"}, "checkpoint": 5}, {}])
+def test_a_report_that_was_edited_is_refused_in_one_sentence(report, tmp_path_factory, refused):
+    file = write(tmp_path_factory.mktemp("edited") / "a.mp4", clip_that_says(report))
+    assert refused("generate", "--from", file).startswith("diptych: ")
+
+
+def test_show_reads_a_report_without_a_request(tmp_path, monkeypatch, capsys):
+    file = write(tmp_path / "a.mp4", clip_that_says({"request": 5}))
+    monkeypatch.setattr(sys, "argv", ["diptych", "show", str(file)])
+    with pytest.raises(SystemExit) as exit_:
+        run()
+    assert not exit_.value.code
+    assert "5" in capsys.readouterr().out
+
+
+def test_sigterm_leaves_no_folder_and_no_file(tmp_path):
+    script = INTERRUPTED.replace("SIGINT", "SIGTERM")
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", script, "demo", "--output", str(tmp_path / "d.mp4"), "--sheet", str(tmp_path / "d.png")],
+        capture_output=True, text=True, timeout=120, check=False, env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.strip().endswith("diptych: stopped")
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from diptych.cli.display import Display
+from diptych.cli.signals import stoppable
 from diptych.request import ClipRequest
 
 PROMPT = "a red circle bounces on a blue floor"
@@ -24,14 +25,15 @@ def demo(
 ) -> None:
     """Make a clip with the small model that is built in, and a contact sheet of it."""
     from diptych.engine.engine import Engine
-    from diptych.media.files import check_writable
+    from diptych.media.files import check_apart, check_writable
     from diptych.media.sheets import contact_sheet, save_png
     from diptych.model.catalogue import BUILT_IN
     from diptych.model.tiny import write_tiny
 
     check_writable(output)
     check_writable(sheet)
-    with Display(quiet=quiet) as display, tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+    check_apart(output, sheet)
+    with stoppable(), Display(quiet=quiet) as display, tempfile.TemporaryDirectory(prefix="diptych-") as folder:
         request = ClipRequest(prompt, seed=seed)
         model: str | Path = "demo"
         if not BUILT_IN.is_dir():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -73,4 +76,15 @@ class Display:
         self._tasks.clear()
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False, markup=False)
+        self.console.print(visible(sentence), highlight=False, markup=False)
+
+
+def visible(text: str) -> str:
+    """Control characters as escapes: a prompt or a file's name cannot move the cursor or colour the terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """On standard output; with escapes where that is no UTF-8, so that it is JSON whatever the locale."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not unicode, indent=indent))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diptych.cli.display import Display
-from diptych.errors import RequestError, UserError
+from diptych.cli.display import Display, print_json
+from diptych.cli.signals import stoppable
+from diptych.errors import MediaError, RankError, RequestError, UserError
 from diptych.request import ClipRequest, changed
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def generate(
         "layout": layout,
         "trace": trace,
     }
-    with Display(quiet=quiet) as display:
+    with stoppable(), Display(quiet=quiet) as display:
         if prompts is not None:
             for name, value in (
                 ("PROMPT", prompt),
@@ -119,13 +120,13 @@ def generate(
             raise RequestError("PROMPT", None, 'say what the clip shows, such as diptych generate "waves at dusk"')
         else:
             request = ClipRequest(prompt, **given)
-        _one(request, model, output or _free_name(Path("clip.mp4")), latents_out, engine, display, as_json)
+        _one(request, model, output, latents_out, engine, display, as_json)
 
 
 def _one(
     request: ClipRequest,
     model: str | None,
-    output: Path,
+    output: Path | None,
     latents_out: Path | None,
     options: dict[str, Any],
     display: Display,
@@ -134,11 +135,12 @@ def _one(
     from diptych.engine.engine import Engine, open_checkpoint
     from diptych.engine.options import pick_cache
     from diptych.engine.order import take
-    from diptych.media.files import check_writable
+    from diptych.media.files import check_apart, check_writable
 
-    for path in (output, latents_out):
+    for path in (output or _free_name(), latents_out):
         if path is not None:
             check_writable(path)
+    check_apart(output or _free_name(), latents_out)
     checkpoint = open_checkpoint(model, display)
     take(
         request, checkpoint.defaults, pick_cache(options["cache"], checkpoint)
@@ -147,6 +149,7 @@ def _one(
         clip = engine.generate(request, on_step=display)
         if clip is None:  # a rank of torchrun that is not the first
             return
+        output = output or _free_name()  # others may have made clips here in the meantime
         _write(clip, output, display)
         if latents_out is not None:
             clip.save_latents(latents_out)
@@ -173,7 +176,7 @@ def _many(
     check_writable(folder / "0001.mp4")
     failed = 0
     with Engine.load(model, **options, on_progress=display) as engine:
-        for number, line in enumerate(lines, start=1):
+        for number, line in lines:
             display.restart()
             path = folder / f"{number:04d}.mp4"
             try:
@@ -181,11 +184,11 @@ def _many(
                 if clip is None:
                     continue
                 _write(clip, path, display)
-            except UserError as error:
+            except (UserError, RankError) as error:  # lost ranks are started anew
                 failed += 1
                 display.say(f"line {number}: {error}")
                 if as_json:
-                    print(json.dumps({"line": number, "error": str(error)}, ensure_ascii=False))
+                    print_json({"line": number, "error": str(error)})
                 continue
             _tell(clip.report, path, display, as_json)
     if failed:
@@ -193,24 +196,30 @@ def _many(
     return failed
 
 
-def _read_lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines that hold something, with their numbers in the file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError("--prompts", str(path), f"a readable UTF-8 file ({_reason(error)})") from None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Not splitlines: what it also splits at, such as U+2028, may stand inside a JSON text.
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise RequestError("--prompts", str(path), "a file with at least one line")
     return lines
 
 
 def _line_request(line: str, given: dict[str, Any]) -> ClipRequest:
-    if not line.startswith("{"):
-        return ClipRequest(line, **given)
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:
+        if not line.startswith("{"):
+            return ClipRequest(line, **given)
         raise RequestError("line", line, f"JSON or a plain prompt ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError):  # numbers without end, brackets without end
+        raise RequestError("line", line, "JSON of a size that can be read, or a plain prompt") from None
+    if not isinstance(values, dict):
+        raise RequestError("line", line, "a JSON object of fields, or a plain prompt")
     return ClipRequest.from_dict(changed(given, values))
 
 
@@ -218,7 +227,10 @@ def _again(path: Path, prompt: str | None, given: dict[str, Any], model: str | N
     from diptych.media.mp4 import read_report, read_request
 
     changes = given if prompt is None else given | {"prompt": prompt}
-    return read_request(path, **changes), model or read_report(path).get("checkpoint")
+    request, made_with = read_request(path, **changes), read_report(path).get("checkpoint")
+    if model is None and not isinstance(made_with, str):
+        raise MediaError(f"{path} does not say which checkpoint made it; give --model.")
+    return request, model or made_with
 
 
 def _write(clip: Clip, path: Path, display: Display) -> None:
@@ -228,9 +240,9 @@ def _write(clip: Clip, path: Path, display: Display) -> None:
         clip.save(path)
 
 
-def _free_name(path: Path) -> Path:
+def _free_name() -> Path:
     number = 2
-    free = path
+    free = path = Path("clip.mp4")
     while free.exists():
         free = path.with_stem(f"{path.stem}-{number}")
         number += 1
@@ -243,7 +255,7 @@ def _tell(report: dict[str, Any], path: Path, display: Display, as_json: bool) -
     total = sum(report.get("seconds", {}).values())
     display.say(f"{path}  (seed {report['request']['seed']}, {total:.1f} s)")
     if as_json:
-        print(json.dumps(report | {"file": str(path)}, ensure_ascii=False))
+        print_json(report | {"file": str(path)})
 
 
 def _reason(error: Exception) -> str:

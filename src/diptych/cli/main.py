@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import warnings
 
 import typer
 
@@ -13,12 +15,13 @@ from diptych.cli.checkpoint import app as checkpoint_app
 from diptych.cli.client import app as client_app
 from diptych.cli.compare import compare
 from diptych.cli.demo import demo
+from diptych.cli.display import visible
 from diptych.cli.generate import generate
 from diptych.cli.serve import CONTEXT, serve
 from diptych.cli.show import show
 from diptych.cli.trace import trace
 from diptych.cli.tune import tune
-from diptych.errors import Cancelled, UserError
+from diptych.errors import Cancelled, RankError, UserError
 
 app = typer.Typer(
     name="diptych",
@@ -41,13 +44,22 @@ app.add_typer(checkpoint_app, name="checkpoint", help="Write a tiny checkpoint, 
 
 
 def run() -> None:
-    """Entry point. Exit status: 0 done, 1 some of many failed, 2 something to correct, 130 stopped (Ctrl-C too)."""
+    """Entry point. Exit status: 0 done, 1 some of many failed or a rank was lost, 2 something to correct, 130 stopped
+    (by Ctrl-C too)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name or prompt that the terminal cannot show is still told
+            stream.reconfigure(errors="backslashreplace")
+    warnings.filterwarnings("ignore", module="PIL")  # of a picture that is refused, and in one sentence
     try:
         app()
     except UserError as error:
         if os.environ.get("DIPTYCH_DEBUG"):
             raise
         sys.exit(_say(str(error), 2))
+    except RankError as error:
+        if os.environ.get("DIPTYCH_DEBUG"):
+            raise
+        sys.exit(_say(str(error), 1))
     except SystemExit as end:
         if end.code == 130:  # Ctrl-C, which typer turns into a silent exit
             _say("stopped", 130)
@@ -57,5 +69,5 @@ def run() -> None:
 
 
 def _say(sentence: str, status: int) -> int:
-    print(f"diptych: {sentence}", file=sys.stderr)
+    print(f"diptych: {visible(sentence)}", file=sys.stderr)
     return status
