@@ -241,4 +241,5 @@ def test_sigterm_leaves_no_folder_and_no_file(tmp_path):
     )  # fmt: skip
     assert done.returncode == 130, done.stderr
     assert done.stderr.strip().endswith("diptych: stopped")
-    assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]
+    left = [path.name for path in tmp_path.rglob("*") if not path.name.startswith("torchinductor_")]  # torch's cache
+    assert left == ["tmp"]
