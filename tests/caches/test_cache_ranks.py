@@ -69,3 +69,11 @@ def test_ranks_that_see_different_changes_decide_alike(layout, engine, tiny_base
     local = [rank["local"][0] for rank in every[:2]]
     assert min(local) < (one + other) / 2 < max(local)
     assert all(rank["cached"] == every[0]["cached"] for rank in every)
+
+
+def test_ranks_record_what_one_rank_records(engine, tiny_base, ranks):
+    job = (ClipRequest("a red circle", **(SIZE | {"steps": 4})), CachePlan.of("record", engine.checkpoint))
+    (alone,) = work.cached(None, str(tiny_base), [job])
+    for (rank,) in ranks(4)(work.cached, "cfg=2,ulysses=2", str(tiny_base), [job]):
+        for name, values in alone["cached"]["recorded"].items():
+            np.testing.assert_allclose(rank["cached"]["recorded"][name], values, rtol=1e-4)
