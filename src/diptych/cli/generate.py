@@ -58,6 +58,9 @@ def generate(
     cache: Annotated[
         str | None, _option("Predict some forwards: NAME[:threshold,max_run,retention], such as magcache.")
     ] = None,
+    decode_memory: Annotated[
+        str | None, _option("What decoding may take, such as 6GiB; less means tiles. Default: as diffusers decodes.")
+    ] = None,
     device: Annotated[str | None, _option("cpu, cuda, cuda:1 … Default: the first GPU, else the CPU.")] = None,
     layout: Annotated[str | None, _option("How ranks share the clip, such as cfg=2,ulysses=4.")] = None,
     from_clip: Annotated[
@@ -94,6 +97,7 @@ def generate(
         "precision": precision,
         "modulation": modulation,
         "cache": cache,
+        "decode_memory": decode_memory,
         "device": device,
         "layout": layout,
         "trace": trace,

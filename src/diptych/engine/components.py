@@ -43,10 +43,6 @@ class Components:
     audio_vae: Any = None
     vocoder: Any = None
 
-    @property
-    def decode_budget(self) -> int | None:
-        return self.options.decode_budget
-
     @classmethod
     def load(
         cls, options: Options, device: torch.device, *, first: bool, on_progress: OnProgress | None = None

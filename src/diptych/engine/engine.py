@@ -16,6 +16,7 @@ from diptych.engine.components import Components
 from diptych.engine.options import (
     Options,
     check_room,
+    pick_bytes,
     pick_cache,
     pick_device,
     pick_dtype,
@@ -86,6 +87,7 @@ class Engine:
         precision: str = "exact",
         modulation: str = "resident",
         cache: str | None = None,
+        decode_memory: str | int | None = None,
         step_timeout: float = STEP_TIMEOUT,
         trace: str | Path | None = None,
         on_progress: OnProgress | None = None,
@@ -103,6 +105,8 @@ class Engine:
         steps' modulations first. The same bits, and 9 to 19 GB less on the device for Pro.
         cache: predict some forwards from earlier ones, such as `magcache` or `magcache:0.12,2,0.2` (threshold, longest
         run, share of steps computed first): an approximation that every report names. Default: none.
+        decode_memory: what decoding the picture may take, such as `6GiB`: with less than the default needs, the picture
+        is decoded in tiles, whose seams are blended. Default: windows in time only, as diffusers does.
         step_timeout: seconds that ranks may be silent before they are taken for hung.
         trace: folder to which every clip writes what each rank did with its time; `diptych trace` draws it. Traced
         clips run uncompiled and a little slower, and their reports have a `trace`.
@@ -136,6 +140,7 @@ class Engine:
             where,
             working,
             timedelta(seconds=step_timeout),
+            decode_budget=pick_bytes("decode_memory", decode_memory),
             trace=folder,
             precision=kind,
             exact_steps=exact_steps,

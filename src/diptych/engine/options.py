@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -54,6 +56,18 @@ class Options:
         if self.device.type == "cuda" and self.layout.world > 1:
             return torch.device("cuda", local_rank)
         return self.device
+
+
+def pick_bytes(name: str, text: str | int | None) -> int | None:
+    """A size in bytes from a number or a text such as `6GiB`, `512MiB`, `6GB`. Raises `RequestError` for another."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", str(text).strip())
+    if match is None or isinstance(text, bool) or float(match[1]) <= 0:
+        raise RequestError(name, text, "a size such as 6GiB or 512MiB")
+    unit = match[2] or "B"
+    power = "BKMGT".index(unit[0])
+    return int(float(match[1]) * (1024 if "i" in unit else 1000) ** power)
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -123,4 +137,9 @@ def check_room(layout: Layout, device: torch.device, ranks_here: int) -> None:
         raise LayoutError(
             f"layout {layout} takes {layout.world} GPUs, and there are {torch.cuda.device_count()} here; "
             "ask for fewer, or add --device cpu to try it on the CPU"
+        )
+    most = 8 * (os.cpu_count() or 1)
+    if device.type == "cpu" and ranks_here > most:
+        raise LayoutError(
+            f"layout {layout} starts {layout.world} processes; on the CPU of this machine at most {most}."
         )

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from diptych.codecs.audio import decode_audio
 from diptych.codecs.image import encode_image, image_tensor
 from diptych.codecs.text import Conditioning, negative_or_default
-from diptych.codecs.tiles import plan_tiles
+from diptych.codecs.tiles import TilePlan, plan_tiles
 from diptych.codecs.video import decode_cost, decode_video
 from diptych.engine.components import Components
 from diptych.engine.lanes import summarise, write_traces
@@ -79,10 +79,15 @@ class Runner:
         result = self.denoise(job, stages)
         return self.finish(orders, result, stages, notes, [] if result.trace is None else [result.trace])
 
+    def _tiles(self, resolved: ResolvedRequest) -> TilePlan:
+        c = self.components
+        return plan_tiles(resolved.T, resolved.Y, resolved.X, c.options.decode_budget, decode_cost(c.vae))
+
     @torch.no_grad()
     def prepare(self, orders: Sequence[Order], stages: Stages) -> tuple[Job, list[str]]:
         """Encode texts and images and draw the noise. Also returns what the user should be told."""
         c, first = self.components, orders[0].resolved
+        self._tiles(first)  # a picture that cannot be decoded is refused before it is made
         limit = first.request.max_text_tokens
         with stages.stage("text", 1 + first.guided) as advance:
             text = c.text_encoder
@@ -172,7 +177,7 @@ class Runner:
         """
         c, first = self.components, orders[0].resolved
         video_BCTYX = result.latents.video.permute(0, 4, 1, 2, 3)
-        plan = plan_tiles(first.T, first.Y, first.X, c.decode_budget, decode_cost(c.vae))
+        plan = self._tiles(first)
         with stages.stage("decode", len(plan.tiles) * len(orders) + bool(first.A)) as advance:
             frames = decode_video(c.vae, video_BCTYX, plan, lambda done, _: advance(done))
             sound = None
