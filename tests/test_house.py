@@ -40,6 +40,12 @@ def test_a_file_holds_one_idea(file):
     assert len(file.read_text().splitlines()) <= 400
 
 
+def test_test_modules_have_names_of_their_own():
+    """pytest imports them by their bare names, and so do the ranks that run their functions."""
+    names = [f.name for f in (ROOT / "tests").rglob("*.py") if f.name not in ("conftest.py", "__init__.py")]
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_importing_the_package_imports_nothing_heavy():
     import subprocess
     import sys
