@@ -243,3 +243,13 @@ def test_sigterm_leaves_no_folder_and_no_file(tmp_path):
     assert done.stderr.strip().endswith("diptych: stopped")
     left = [path.name for path in tmp_path.rglob("*") if not path.name.startswith("torchinductor_")]  # torch's cache
     assert left == ["tmp"]
+
+
+def test_torchvision_is_not_needed(tiny_base, tmp_path):
+    script = "import sys; sys.modules['torchvision'] = None; from diptych.cli.main import run; run()"
+    arguments = ["generate", "x", "--model", str(tiny_base), *SIZE, "--output", str(tmp_path / "a.mp4"), "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_clip(tmp_path / "a.mp4").audio is not None

@@ -52,17 +52,21 @@ class Display:
             disable=quiet,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._started = False
 
     def __enter__(self) -> Self:
-        self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._started:  # bars that never started would leave an empty line before a refusal
+            self._bars.stop()
 
     def __call__(self, progress: Progress) -> None:
+        if not self._started:
+            self._bars.start()
+            self._started = True
         if progress.stage not in self._tasks:
             self._tasks[progress.stage] = self._bars.add_task(_LABELS[progress.stage], total=progress.total, left=None)
         task = self._tasks[progress.stage]
