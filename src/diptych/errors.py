@@ -19,7 +19,7 @@ class RequestError(UserError):
 
     def __init__(self, field: str, value: object, accepted: str) -> None:
         self.field, self.value, self.accepted = field, value, accepted
-        shown = " ".join(line.strip() for line in repr(value).splitlines())  # arrays and the like are told on several lines
+        shown = " ".join(line.strip() for line in repr(value).splitlines())  # arrays take several lines
         if len(shown) > 80:
             shown = shown[:77] + "…" + shown[-1]
         super().__init__(f"{field} = {shown} is not accepted: {accepted}.")
