@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from diptych.bench.compare import Comparison
 from diptych.media.clip import Clip
-from diptych.media.sheets import SHEET_WIDTH, waveform
+from diptych.media.sheets import SHEET_WIDTH, rounded_mask, sheet_font, waveform
 
 _CARD, _PANEL, _INK, _FAINT = (24, 25, 29, 255), (33, 34, 40, 255), (233, 234, 238, 255), (139, 143, 153, 255)
 _CURVE, _ALERT = (86, 178, 232, 255), (245, 166, 91, 255)
 _MARGIN, _GAP, _RADIUS, _SIDE = 44, 12, 10, 104
-_FINE = 4
-"""Pillow draws without antialiasing: shapes are drawn this many times larger and scaled down."""
 _HEAT = ((24, 25, 29), (58, 42, 110), (150, 54, 130), (228, 92, 84), (250, 178, 92), (255, 250, 220))
 _BEST_DB = 60.0
 """Top of the curve: above this no difference of 8-bit pictures is seen or matters."""
@@ -41,19 +38,19 @@ def comparison_sheet(a: Clip, b: Clip, result: Comparison, names: tuple[str, str
     height = waves + (210 if sound else 0) + _MARGIN - 20
 
     sheet = Image.new("RGBA", (SHEET_WIDTH, height))
-    sheet.paste(_CARD, (0, 0), _rounded((SHEET_WIDTH, height), 28))
+    sheet.paste(_CARD, (0, 0), rounded_mask((SHEET_WIDTH, height), 28))
     draw = ImageDraw.Draw(sheet)
     _head(draw, names, result)
 
-    corners = _rounded((tile, tall), _RADIUS)
+    corners = rounded_mask((tile, tall), _RADIUS)
     differences = np.stack([np.abs(a.frames[n].astype(np.int16) - b.frames[n]).mean(axis=2) for n in chosen])
     factor = _factor(float(differences.max()))
     rows = ("A", "B", "differs")
     for row, label in enumerate(rows):
         upper = top + row * (tall + _GAP)
-        draw.text((_MARGIN, upper + tall / 2), label, _INK, _font(24 if row < 2 else 20), anchor="lm")
+        draw.text((_MARGIN, upper + tall / 2), label, _INK, sheet_font(24 if row < 2 else 20), anchor="lm")
         if row == 2:
-            draw.text((_MARGIN, upper + tall / 2 + 24), f"x {factor}", _FAINT, _font(18), anchor="lm")
+            draw.text((_MARGIN, upper + tall / 2 + 24), f"x {factor}", _FAINT, sheet_font(18), anchor="lm")
         for place, index in enumerate(chosen):
             picture = (a.frames[index], b.frames[index], _heat(differences[place] * factor))[row]
             scaled = Image.fromarray(picture).resize((tile, tall), Image.Resampling.LANCZOS)
@@ -66,15 +63,15 @@ def comparison_sheet(a: Clip, b: Clip, result: Comparison, names: tuple[str, str
         worst = index == result.worst and np.isfinite(result.psnr[index])
         text = f"{index / a.fps:.2f} s" + (" · worst" if worst else "")
         at = left + place * (tile + _GAP) + 2
-        draw.text((at, top + 3 * (tall + _GAP) + 2), text, _ALERT if worst else _FAINT, _font(18))
+        draw.text((at, top + 3 * (tall + _GAP) + 2), text, _ALERT if worst else _FAINT, sheet_font(18))
 
     _curve(sheet, draw, result, (left, curve, left + inner, curve + 120))
     if sound:
         for row, clip in enumerate((a, b)):
             upper = waves + row * 96
-            draw.text((_MARGIN, upper + 42), rows[row], _INK, _font(24), anchor="lm")
+            draw.text((_MARGIN, upper + 42), rows[row], _INK, sheet_font(24), anchor="lm")
             if clip.audio is None:
-                draw.text((left, upper + 42), "no sound", _FAINT, _font(18), anchor="lm")
+                draw.text((left, upper + 42), "no sound", _FAINT, sheet_font(18), anchor="lm")
             else:
                 sheet.alpha_composite(waveform(clip.audio, inner, 84), (left, upper))
     return sheet
@@ -83,8 +80,8 @@ def comparison_sheet(a: Clip, b: Clip, result: Comparison, names: tuple[str, str
 def _head(draw: ImageDraw.ImageDraw, names: tuple[str, str], result: Comparison) -> None:
     for row, (letter, name) in enumerate(zip("AB", names, strict=True)):
         upper = _MARGIN + 2 + row * 38
-        draw.text((_MARGIN, upper), letter, _CURVE, _font(26))
-        draw.text((_MARGIN + 34, upper), _short(name, 52), _INK, _font(26))
+        draw.text((_MARGIN, upper), letter, _CURVE, sheet_font(26))
+        draw.text((_MARGIN + 34, upper), _short(name, 52), _INK, sheet_font(26))
     f = result.figures
     told = [
         ("PSNR, mean", _number(f["psnr"], "dB")),
@@ -102,8 +99,8 @@ def _head(draw: ImageDraw.ImageDraw, names: tuple[str, str], result: Comparison)
         at = _MARGIN + place * (wide + _GAP)
         upper = _MARGIN + 92
         draw.rounded_rectangle((at, upper, at + wide, upper + 76), _RADIUS, _PANEL)
-        draw.text((at + 16, upper + 12), value, _INK, _font(24))
-        draw.text((at + 16, upper + 46), label, _FAINT, _font(17))
+        draw.text((at + 16, upper + 12), value, _INK, sheet_font(24))
+        draw.text((at + 16, upper + 46), label, _FAINT, sheet_font(17))
 
 
 def _curve(sheet: Image.Image, draw: ImageDraw.ImageDraw, result: Comparison, box: tuple[int, int, int, int]) -> None:
@@ -112,8 +109,8 @@ def _curve(sheet: Image.Image, draw: ImageDraw.ImageDraw, result: Comparison, bo
     for level in (20, 30, 40, 50):
         y = bottom - (level - 10) / (_BEST_DB - 10) * (bottom - top)
         draw.line((left, y, right, y), (48, 50, 58, 255), 1)
-        draw.text((left - 12, y), f"{level} dB", _FAINT, _font(16), anchor="rm")
-    draw.text((_MARGIN, top - 4), "PSNR", _INK, _font(20), anchor="lm")
+        draw.text((left - 12, y), f"{level} dB", _FAINT, sheet_font(16), anchor="rm")
+    draw.text((_MARGIN, top - 4), "PSNR", _INK, sheet_font(20), anchor="lm")
     values = np.clip(result.psnr, 10, _BEST_DB)
     xs = np.linspace(0, right - left, len(values)) if len(values) > 1 else np.asarray([(right - left) / 2])
     ys = (bottom - top) * (1 - (values - 10) / (_BEST_DB - 10))
@@ -160,17 +157,3 @@ def _number(value: float | None, unit: str, digits: int = 1) -> str:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else "… " + text[2 - most :]
-
-
-@cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    font = ImageFont.load_default(size)
-    assert isinstance(font, ImageFont.FreeTypeFont), "Pillow's wheels have FreeType"
-    return font
-
-
-def _rounded(size: tuple[int, int], radius: int) -> Image.Image:
-    mask = Image.new("L", (size[0] * _FINE, size[1] * _FINE))
-    box = (0, 0, mask.width - 1, mask.height - 1)
-    ImageDraw.Draw(mask).rounded_rectangle(box, radius * _FINE, 255)
-    return mask.resize(size, Image.Resampling.BOX)

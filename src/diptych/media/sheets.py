@@ -37,25 +37,25 @@ def contact_sheet(clip: Clip, count: int = 12, title: str | None = None) -> Imag
     tile = (inner - (columns - 1) * _GAP) // columns
     tall = max(round(tile * clip.height / clip.width), 1)
     line = tall + 34
-    lines = _wrapped(title if title is not None else _asked(clip, "prompt"), inner, _font(30), at_most=2)
+    lines = _wrapped(title if title is not None else _asked(clip, "prompt"), inner, sheet_font(30), at_most=2)
     top = _MARGIN + 42 * len(lines) + (6 if lines else 0) + 44
     rows = -(-len(chosen) // columns)
     sound = 168 if clip.audio is not None else 0
     height = top + rows * line + (rows - 1) * _GAP + sound + _MARGIN - (0 if sound else 8)
 
     sheet = Image.new("RGBA", (SHEET_WIDTH, height))
-    sheet.paste(_CARD, (0, 0), _rounded((SHEET_WIDTH, height), 28))
+    sheet.paste(_CARD, (0, 0), rounded_mask((SHEET_WIDTH, height), 28))
     draw = ImageDraw.Draw(sheet)
     for number, words in enumerate(lines):
-        draw.text((_MARGIN, _MARGIN - 8 + 42 * number), words, _INK, _font(30))
-    draw.text((_MARGIN, top - 46), _facts(clip), _FAINT, _font(20))
-    corners = _rounded((tile, tall), _RADIUS)
+        draw.text((_MARGIN, _MARGIN - 8 + 42 * number), words, _INK, sheet_font(30))
+    draw.text((_MARGIN, top - 46), _facts(clip), _FAINT, sheet_font(20))
+    corners = rounded_mask((tile, tall), _RADIUS)
     for place, index in enumerate(chosen):
         left = _MARGIN + place % columns * (tile + _GAP)
         upper = top + place // columns * (line + _GAP)
         picture = Image.fromarray(clip.frames[index]).resize((tile, tall), Image.Resampling.LANCZOS)
         sheet.paste(picture, (left, upper), corners)
-        draw.text((left + 2, upper + tall + 8), f"{index / clip.fps:.2f} s", _FAINT, _font(18))
+        draw.text((left + 2, upper + tall + 8), f"{index / clip.fps:.2f} s", _FAINT, sheet_font(18))
     if clip.audio is not None:
         upper = top + rows * line + (rows - 1) * _GAP + 26
         wave = waveform(clip.audio, inner, 104)
@@ -153,7 +153,7 @@ def _ruler(draw: ImageDraw.ImageDraw, clip: Clip, width: int, upper: int) -> Non
         if at > _MARGIN + width - 24:
             break
         draw.line((at, upper, at, upper + 6), _FAINT, 1)
-        draw.text((at if not number else at - 4, upper + 10), f"{second:g} s", _FAINT, _font(16))
+        draw.text((at if not number else at - 4, upper + 10), f"{second:g} s", _FAINT, sheet_font(16))
 
 
 def _between(share: float) -> tuple[int, int, int]:
@@ -185,13 +185,15 @@ def _drawable(character: str, font: ImageFont.FreeTypeFont) -> bool:
 
 
 @cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def sheet_font(size: int) -> ImageFont.FreeTypeFont:
+    """The font of all sheets, which comes inside Pillow."""
     font = ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow's wheels have FreeType"
     return font
 
 
-def _rounded(size: tuple[int, int], radius: int) -> Image.Image:
+def rounded_mask(size: tuple[int, int], radius: int) -> Image.Image:
+    """A mask (width, height) with smooth round corners, to paste a card or a picture through."""
     mask = Image.new("L", (size[0] * _FINE, size[1] * _FINE))
     box = (0, 0, mask.width - 1, mask.height - 1)
     ImageDraw.Draw(mask).rounded_rectangle(box, radius * _FINE, 255)
