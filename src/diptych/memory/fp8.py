@@ -10,19 +10,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from diptych.memory.footprint import VIDEO_LINEARS
 from diptych.model.blocks import FusedBlock
 from diptych.model.fp8 import Fp8Linear
 from diptych.model.transformer import Transformer
-
-VIDEO_LINEARS = (
-    *(f"video_dec_block.self_attention.{name}" for name in ("to_query", "to_key", "to_value", "out_layer")),
-    *(f"video_dec_block.cross_attention.{name}" for name in ("to_query", "out_layer")),
-    *(f"va_cross_attention.{name}" for name in ("to_query", "out_layer")),
-    *(f"av_cross_attention.{name}" for name in ("to_key", "to_value")),
-    "video_dec_block.feed_forward.net.0.proj",
-    "video_dec_block.feed_forward.net.2",
-)
-"""Layers of a fused block that take video tokens."""
 
 
 def quantise(model: Transformer, *, exact_first: int = 0, exact_last: int = 0) -> Transformer:

@@ -1,0 +1,296 @@
+"""Bytes on one device while a clip is made, phase by phase: computed from shapes, without torch and without weights.
+
+What is counted, and where each number is from, stands in docs/memory.md. A phase holds `weights` all the while and
+`work` at its peak. Sizes are what torch's allocator is asked for; the CUDA context (about 0.5 GiB) comes on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from diptych.model.config import TransformerConfig
+from diptych.model.keys import Shape, stays_as_stored, transformer_keys
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+Offload = Literal["none", "model", "block"]
+
+WORKSPACE = 140 * MIB
+"""What matrix products and attention kernels keep for themselves: measured on an H200, peak less all that is named."""
+SOUND_WORK = 512 * MIB
+"""Audio VAE and vocoder on ten seconds of sound, float32: an upper bound."""
+
+BLOCK = "visual_transformer_blocks."
+VIDEO_LINEARS = (
+    *(f"video_dec_block.self_attention.{name}" for name in ("to_query", "to_key", "to_value", "out_layer")),
+    *(f"video_dec_block.cross_attention.{name}" for name in ("to_query", "out_layer")),
+    *(f"va_cross_attention.{name}" for name in ("to_query", "out_layer")),
+    *(f"av_cross_attention.{name}" for name in ("to_key", "to_value")),
+    "video_dec_block.feed_forward.net.0.proj",
+    "video_dec_block.feed_forward.net.2",
+)
+"""Layers of a fused block that take video tokens: those that fp8 quantises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What a forward computes on: T x Y x X latents (the tail counted in `T`), A audio latents, L text tokens.
+
+    batch: clips in one forward. lanes: 2 with guidance. steps: of the request, for modulation tables.
+    """
+
+    T: int
+    Y: int
+    X: int
+    A: int = 0
+    L: int = 200
+    batch: int = 1
+    lanes: int = 1
+    steps: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return self.T * (self.Y // 2) * (self.X // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Bytes of the weights around the transformer, as they are held on the device.
+
+    language_layer, language_layers: bytes and number of its layers, which are streamed where it does not fit whole.
+    """
+
+    language: int
+    language_layer: int
+    language_layers: int
+    clip: int
+    vae: int
+    sound: int
+
+    @property
+    def total(self) -> int:
+        return self.language + self.clip + self.vae + self.sound
+
+
+RELEASED = Parts(
+    language=2 * 7_070_619_136,
+    language_layer=2 * 233_057_792,
+    language_layers=28,
+    clip=4 * 123_060_480,
+    vae=2 * 246_478_803,
+    sound=4 * (305_613_186 + 122_155_368),
+)
+"""Of the released checkpoints: language model in bfloat16, video VAE in float16, CLIP and sound in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How it is run.
+
+    itemsize: bytes of the working dtype. modulation_itemsize: of the modulation weights as stored (4 in base models, 2
+    in distilled ones). fused: whether the element-wise kernels run (half precision, Ampere or newer).
+    resident: fused blocks that stay with `offload="block"`; two more are always in flight. language_streamed: the
+    language model too comes layer by layer. chunks: parts in which the feed-forward on video tokens runs.
+    sequence, tensor, shard, pipeline: ranks that split tokens, each product, the stored weights, the blocks.
+    kept: tensors of the size of the video stream that a step cache holds.
+    """
+
+    itemsize: int = 2
+    precision: Literal["exact", "fp8"] = "exact"
+    modulation: Literal["resident", "tables"] = "resident"
+    modulation_itemsize: int = 4
+    fused: bool = True
+    offload: Offload = "none"
+    resident: int = 0
+    language_streamed: bool = False
+    chunks: int = 1
+    ulysses: int = 1
+    ring: int = 1
+    tensor: int = 1
+    shard: int = 1
+    pipeline: int = 1
+    kept: int = 0
+
+    @property
+    def sequence(self) -> int:
+        return self.ulysses * self.ring
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes of one phase. The weights are there from its start to its end; `work` is the most of everything else."""
+
+    weights: int
+    work: int
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.work
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Phases by name: `text`, `denoise`, `picture`, `sound`; host: weights that wait in host memory."""
+
+    phases: Mapping[str, Phase]
+    host: int = 0
+
+    @property
+    def peak(self) -> int:
+        return max(phase.peak for phase in self.phases.values())
+
+    @property
+    def widest(self) -> str:
+        """The phase that needs the most."""
+        return max(self.phases, key=lambda name: self.phases[name].peak)
+
+
+@dataclass(frozen=True)
+class TransformerWeights:
+    """Bytes of a transformer as one rank holds it: `outer` around the fused blocks, one `block`, how many blocks.
+
+    modulation: of outer parts and all blocks together; it is counted in neither of them.
+    """
+
+    outer: int
+    block: int
+    blocks: int
+    modulation: int
+
+    @property
+    def total(self) -> int:
+        return self.outer + self.blocks * self.block + self.modulation
+
+
+def transformer_weights(config: TransformerConfig, setting: Setting) -> TransformerWeights:
+    """From the names and shapes of the checkpoint's tensors."""
+    outer = modulation = 0
+    blocks = [0] * max(config.num_visual_blocks, 1)
+    for name, shape in transformer_keys(config).items():
+        size = _stored(name, shape, setting)
+        if "modulation" in name:
+            modulation += size
+        elif name.startswith(BLOCK):
+            blocks[int(name.split(".")[1])] += size
+        else:
+            outer += size
+    held = -(-config.num_visual_blocks // setting.pipeline)
+    share = setting.tensor * setting.shard
+    return TransformerWeights(outer, -(-max(blocks) // share), held, modulation // setting.shard)
+
+
+def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict[str, int]:
+    """Bytes at the widest point of each part of a fused block, beside the weights.
+
+    `attention`, `feed_forward`: in units of one video stream u = B s D itemsize, with n the normed input of a product
+    (u, or half of it in fp8 of a 2-byte dtype): attention u + n + q, k, v + output; feed-forward u + n + inner + u.
+    `sampler`: latents, velocities, modulations and rotary tables, which are there all the while.
+    """
+    c = config
+    tokens = -(-size.tokens // setting.sequence) * size.batch
+    u = tokens * c.model_dim * setting.itemsize
+    fp8 = setting.precision == "fp8"
+    n = tokens * (c.model_dim + 4) if fp8 else u
+    inner_width = -(-c.ff_dim // setting.tensor)
+    inner = -(-tokens // setting.chunks) * inner_width * setting.itemsize
+    qkv = 3 * u // setting.tensor
+    held = u + (u * setting.kept + u if setting.kept else 0)
+    attention = held + n + qkv + u // setting.tensor
+    if fp8 and c.head_dim in (64, 128):
+        attention += qkv // setting.itemsize
+    if setting.ulysses > 1:
+        attention = max(attention, held + n + 4 * qkv)
+    if setting.ring > 1:
+        attention = held + n + qkv + (qkv if setting.ulysses > 1 else 0) + 9 * u // setting.tensor
+    if fp8:
+        feed_forward = held + n + inner + inner // setting.itemsize
+        feed_forward = max(feed_forward, held + n + inner // setting.itemsize + u)
+    else:
+        feed_forward = held + n + inner + u
+    if not setting.fused:  # plain torch makes float32 copies on the way
+        wide = tokens * c.model_dim * 4
+        attention = max(attention, held + u + n + qkv + 3 * wide)
+        feed_forward = max(feed_forward + inner + u, held + u + 3 * wide)
+    side = size.batch * setting.itemsize * 12 * (size.A * c.model_dim_a + size.L * (c.model_dim + c.model_dim_a))
+    cells = size.batch * size.T * size.Y * size.X
+    sampler = 4 * cells * (4 * c.in_visual_dim + c.visual_in + 4 * c.out_visual_dim)
+    sampler += 4 * size.tokens * c.head_dim + modulation_bytes(config) * size.batch * tables_held(size, setting)
+    return {"attention": attention + side, "feed_forward": feed_forward + side, "sampler": sampler}
+
+
+def modulation_bytes(config: TransformerConfig) -> int:
+    """Float32 modulations of one clip, step and lane: what a table holds, and what every forward has."""
+    c = config
+    D, Da = c.model_dim, c.model_dim_a
+    return 4 * (c.num_visual_blocks * 12 * (D + Da) + c.num_text_blocks * 6 * (D + Da) + 2 * (D + Da))
+
+
+def tables_held(size: Size, setting: Setting) -> int:
+    """Modulation sets on the device: offloaded tables wait on the host and come one forward at a time."""
+    whole = setting.modulation == "tables" and setting.offload == "none"
+    return size.steps * size.lanes if whole else 1
+
+
+def text_work(size: Size, itemsize: int = 2, *, width: int = 3584, inner: int = 18944) -> int:
+    """The language model on a prompt and its template: three inner tensors and the streams around them."""
+    return size.batch * (size.L + 129) * (3 * inner + 12 * width) * itemsize
+
+
+def footprint(
+    config: TransformerConfig,
+    size: Size,
+    setting: Setting,
+    *,
+    decode: int,
+    parts: Parts = RELEASED,
+    first: bool = True,
+) -> Footprint:
+    """Bytes by phase on one rank.
+
+    decode: peak bytes of decoding the picture with the weights of the video VAE in it, as `codecs.tiles` tells.
+    first: whether this rank also reads texts and decodes; the others hold the transformer only.
+    """
+    w = transformer_weights(config, setting)
+    on_host = setting.modulation == "tables" or setting.offload == "block"
+    modulation = 0 if on_host else w.modulation
+    work = activations(config, size, setting)
+    denoise_work = WORKSPACE + work["sampler"] + max(work["attention"], work["feed_forward"])
+    others = parts.total if first else 0
+    if setting.offload == "none":
+        weights = w.outer + w.blocks * w.block + modulation + others
+        phases = {"denoise": Phase(weights, denoise_work)}
+        if first:
+            phases["text"] = Phase(weights, WORKSPACE + text_work(size, setting.itemsize))
+            phases["picture"] = Phase(weights - parts.vae, decode)
+            phases["sound"] = Phase(weights, SOUND_WORK)
+        return Footprint(phases, w.modulation - modulation)
+    if setting.offload == "block":
+        held = w.outer + min(setting.resident + 2, w.blocks) * w.block
+    else:
+        held = w.outer + w.blocks * w.block + modulation
+    phases = {"denoise": Phase(held, denoise_work)}
+    if first:
+        language = parts.language
+        if setting.language_streamed:
+            language -= max(parts.language_layers - 2, 0) * parts.language_layer
+        phases["text"] = Phase(max(language, parts.clip), WORKSPACE + text_work(size, setting.itemsize))
+        phases["picture"] = Phase(0, decode)
+        phases["sound"] = Phase(parts.sound, SOUND_WORK)
+    return Footprint(phases, w.total + others)
+
+
+def _stored(name: str, shape: Shape, setting: Setting) -> int:
+    count = math.prod(shape)
+    if "modulation" in name:
+        return count * setting.modulation_itemsize
+    if stays_as_stored(name):
+        return 4 * count
+    if setting.precision == "fp8" and name.startswith(BLOCK) and name.endswith(".weight"):
+        layer = name.removesuffix(".weight").split(".", 2)[2]
+        if layer in VIDEO_LINEARS:
+            return count + 4 * shape[0]
+    return setting.itemsize * count
