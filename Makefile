@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Two workers, a file whole in one of them: what a file starts (ranks, servers) is started once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 READY = $(VENV)/.ready
 
 .PHONY: demo test lint types layers tests install clean
