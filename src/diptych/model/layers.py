@@ -118,15 +118,37 @@ class GeluProjection(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Linear, GELU (erf), Linear; no biases. The empty middle entry keeps diffusers' numbering."""
+    """Linear, GELU (erf), Linear; no biases. The empty middle entry keeps diffusers' numbering.
+
+    rows: most tokens that are computed at once, where the four times wider inner tensor of all would be too much; None
+    computes all. Every token's result depends on that token alone.
+    """
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.net = nn.ModuleList([GeluProjection(width, inner), nn.Identity(), nn.Linear(inner, width, bias=False)])
+        self.rows: int | None = None
 
     def forward(self, x: Tensor | Rows) -> Tensor:
+        tokens = (x.values if isinstance(x, Rows) else x).shape[1]
+        if self.rows is None or tokens <= self.rows:
+            return self._of(x)
+        parts = [slice(start, start + self.rows) for start in range(0, tokens, self.rows)]
+        first = self._of(_tokens(x, parts[0]))
+        out = first.new_empty((len(first), tokens, first.shape[2]))
+        out[:, parts[0]] = first
+        del first
+        for part in parts[1:]:
+            out[:, part] = self._of(_tokens(x, part))
+        return out
+
+    def _of(self, x: Tensor | Rows) -> Tensor:
         out: Tensor = self.net[2](self.net[0](x, rows=isinstance(self.net[2], Fp8Linear)))
         return out
+
+
+def _tokens(x: Tensor | Rows, part: slice) -> Tensor | Rows:
+    return Rows(x.values[:, part], x.scale[:, part]) if isinstance(x, Rows) else x[:, part]
 
 
 class Attention(nn.Module):
@@ -160,10 +182,12 @@ class Attention(nn.Module):
         shape = (-1, self.head_dim)
         q, k = self.to_query(x).unflatten(-1, shape), self.to_key(source).unflatten(-1, shape)
         if rope_q is rope_k:
-            q, k = norm_rotate_pair(q, k, self.query_norm.weight, self.key_norm.weight, rope_q)
+            q, k = norm_rotate_pair(q, k, self.query_norm.weight, self.key_norm.weight, rope_q, own=True)
         else:
-            q = norm_rotate(q, self.query_norm.weight, rope_q)
-            k = norm_rotate(k, self.key_norm.weight, rope_k)
+            q = norm_rotate(q, self.query_norm.weight, rope_q, own=True)
+            k = norm_rotate(k, self.key_norm.weight, rope_k, own=True)
         v = self.to_value(source).unflatten(-1, shape)
-        out: Tensor = self.out_layer(attend(self.role, q, k, v, key_mask).flatten(-2))
+        attended = attend(self.role, q, k, v, key_mask).flatten(-2)
+        del q, k, v
+        out: Tensor = self.out_layer(attended)
         return out

@@ -2,6 +2,8 @@
 
 `plain.py` holds the arithmetic; `kernels/` holds the same in Triton, for half precision on an NVIDIA GPU. Triton is
 imported where it runs, not where the model is defined.
+
+own: nobody else reads the first tensor (queries and keys: either tensor), so a fused kernel may write over it.
 """
 
 from __future__ import annotations
@@ -68,34 +70,34 @@ def scale_shift_rows(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Rows:
     return plain.to_rows(plain.modulated(x_BSD, shift_BD, scale_BD))
 
 
-def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor) -> Tensor:
+def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, *, own: bool = False) -> Tensor:
     """Residual: `x + gate * y`."""
     if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
         from diptych.model.kernels import adaln
 
-        return adaln.gated(x_BSD, y_BSD, gate_BD)
+        return adaln.gated(x_BSD, y_BSD, gate_BD, own=own)
     return plain.gated(x_BSD, y_BSD, gate_BD)
 
 
 def gated_scale_shift(
-    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor
+    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor, *, own: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`gated`, then `scale_shift` of its rounded result; returns both."""
     if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
         from diptych.model.kernels import adaln
 
-        return adaln.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
+        return adaln.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD, own=own)
     return plain.gated_scale_shift(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
 
 
 def gated_scale_shift_rows(
-    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor
+    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor, *, own: bool = False
 ) -> tuple[Tensor, Rows]:
     """`gated_scale_shift` whose second result is for a layer that takes fp8."""
     if fusible(x_BSD) and x_BSD.is_contiguous() and y_BSD.is_contiguous():
         from diptych.model.kernels import adaln
 
-        return adaln.gated_scale_shift_rows(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD)
+        return adaln.gated_scale_shift_rows(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD, own=own)
     x_BSD = plain.gated(x_BSD, y_BSD, gate_BD)
     return x_BSD, plain.to_rows(plain.modulated(x_BSD, shift_BD, scale_BD))
 
@@ -127,25 +129,25 @@ def gelu_rows(x: Tensor) -> Rows:
     return plain.to_rows(F.gelu(x.float()))
 
 
-def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:
+def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None, *, own: bool = False) -> Tensor:
     """Per-head RMSNorm, then rotation of adjacent channel pairs (none when `rope` is None)."""
     if fusible(x_BSHK) and _heads_adjacent(x_BSHK):
         from diptych.model.kernels import rotate
 
-        return rotate.norm_rotate(x_BSHK, weight_K, rope)
+        return rotate.norm_rotate(x_BSHK, weight_K, rope, own=own)
     return plain.norm_rotate(x_BSHK, weight_K, rope)
 
 
 def norm_rotate_pair(
-    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None
+    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None, *, own: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`norm_rotate` of the queries and keys of one token sequence."""
     alike = q_BSHK.shape == k_BSHK.shape and q_BSHK.stride() == k_BSHK.stride()
     if alike and fusible(q_BSHK) and _heads_adjacent(q_BSHK):
         from diptych.model.kernels import rotate
 
-        return rotate.norm_rotate_pair(q_BSHK, k_BSHK, q_weight_K, k_weight_K, rope)
-    return norm_rotate(q_BSHK, q_weight_K, rope), norm_rotate(k_BSHK, k_weight_K, rope)
+        return rotate.norm_rotate_pair(q_BSHK, k_BSHK, q_weight_K, k_weight_K, rope, own=own)
+    return norm_rotate(q_BSHK, q_weight_K, rope, own=own), norm_rotate(k_BSHK, k_weight_K, rope, own=own)
 
 
 def fusible(x: Tensor) -> bool:

@@ -233,8 +233,10 @@ class Transformer(nn.Module):
             video, audio, text_video, text_audio, modulations, grid.rope_video, grid.rope_audio, context.mask
         )
 
-    def blocks(self, streams: Streams, attend: Attend, start: int = 0, stop: int | None = None) -> Streams:
-        """Fused blocks `start..stop`."""
+    def blocks(
+        self, streams: Streams, attend: Attend, start: int = 0, stop: int | None = None, *, own: bool = False
+    ) -> Streams:
+        """Fused blocks `start..stop`. own: the video and audio of `streams` may be written over."""
         video, audio, s = streams.video, streams.audio, streams
         stop = len(self.fused_blocks) if stop is None else stop
         for index in range(start, stop):
@@ -248,6 +250,7 @@ class Transformer(nn.Module):
                 s.rope_audio,
                 s.mask,
                 attend,
+                own or index > start,
             )
         return replace(streams, video=video, audio=audio)
 
@@ -278,5 +281,5 @@ class Transformer(nn.Module):
         """One velocity: video (B, T + tail, Y, X, out_visual_dim), audio (B, A, out_audio_dim) or None."""
         modulations = self.modulations(timestep_B, context, audio=audio_BAC is not None)
         streams = self.embed(video_BTYXC, audio_BAC, context, grid, modulations, attend)
-        video, audio = self.head(self.blocks(streams, attend))
+        video, audio = self.head(self.blocks(streams, attend, own=True))
         return self.unpatchify(video, grid), audio

@@ -46,7 +46,7 @@ class Forward:
 
     def all(self) -> Latents:
         """The velocity as the model gives it, nothing left out."""
-        return self.head(self.blocks(self.embed()))
+        return self.head(self.model.blocks(self.embed(), self.attend, own=True))
 
     def embed(self) -> Streams:
         """Tokens, texts behind their towers, and all modulations; video tokens are this rank's own."""
@@ -97,4 +97,5 @@ class Forward:
             return streams
         cos, sin = streams.rope_video
         rope = Rope(self.shard.scatter(cos, 0), self.shard.scatter(sin, 0))
-        return replace(streams, video=self.shard.scatter(streams.video), rope_video=rope)
+        # A slice would keep all ranks' tokens in memory, and this rank's must be its own to write over.
+        return replace(streams, video=self.shard.scatter(streams.video).clone(), rope_video=rope)

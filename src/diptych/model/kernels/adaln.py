@@ -85,27 +85,27 @@ def scale_shift_rows(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Rows:
     return rows
 
 
-def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor) -> Tensor:
-    """`plain.gated` in one pass."""
-    total = torch.empty_like(x_BSD)
+def gated(x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, *, own: bool = False) -> Tensor:
+    """`plain.gated` in one pass; own: written over `x_BSD`, as in the functions below."""
+    total = x_BSD if own else torch.empty_like(x_BSD)
     _launch(x_BSD, y_BSD, gate_BD, None, None, total, None, None)
     return total
 
 
 def gated_scale_shift(
-    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor
+    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor, *, own: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`plain.gated_scale_shift` in one pass: two tensors read, two written."""
-    total, normed = torch.empty_like(x_BSD), torch.empty_like(x_BSD)
+    total, normed = x_BSD if own else torch.empty_like(x_BSD), torch.empty_like(x_BSD)
     _launch(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD, total, normed, None)
     return total, normed
 
 
 def gated_scale_shift_rows(
-    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor
+    x_BSD: Tensor, y_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor, *, own: bool = False
 ) -> tuple[Tensor, Rows]:
     """`gated_scale_shift` with the second result quantised row by row before it is written."""
-    total, rows = torch.empty_like(x_BSD), _empty_rows(x_BSD)
+    total, rows = x_BSD if own else torch.empty_like(x_BSD), _empty_rows(x_BSD)
     _launch(x_BSD, y_BSD, gate_BD, shift_BD, scale_BD, total, *rows)
     return total, rows
 

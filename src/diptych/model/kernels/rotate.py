@@ -58,20 +58,27 @@ def _norm_rotate(
         tl.store(out_ptr + (b * S + token) * (H * K) + within, x.to(dtype), mask=inside)
 
 
-def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:
-    """`plain.norm_rotate` in one pass. A token's heads must lie side by side; the result is contiguous."""
-    out = torch.empty_like(x_BSHK, memory_format=torch.contiguous_format)
+def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None, *, own: bool = False) -> Tensor:
+    """`plain.norm_rotate` in one pass. A token's heads must lie side by side; the result is contiguous.
+
+    own: written over `x_BSHK` where that is contiguous: a program has read all of a token before it writes it.
+    """
+    out = _result(x_BSHK, own)
     _launch(x_BSHK, x_BSHK, weight_K, weight_K, out, out, rope, 1)
     return out
 
 
 def norm_rotate_pair(
-    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None
+    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None, *, own: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`norm_rotate` of queries and keys of the same tokens, in one launch."""
-    q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_BSHK, k_BSHK))
+    q_out, k_out = _result(q_BSHK, own), _result(k_BSHK, own)
     _launch(q_BSHK, k_BSHK, q_weight_K, k_weight_K, q_out, k_out, rope, 2)
     return q_out, k_out
+
+
+def _result(x: Tensor, own: bool) -> Tensor:
+    return x if own and x.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _launch(
