@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
+from typing import TYPE_CHECKING, NamedTuple
 
 from diptych.errors import LayoutError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Group(NamedTuple):

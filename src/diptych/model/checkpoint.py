@@ -171,7 +171,7 @@ class Checkpoint:
         for part in self.components.values():
             digest.update(json.dumps([part.name, dict(part.config)], sort_keys=True).encode())
             for t in part.tensors.values():
-                digest.update(f"{t.name} {t.dtype} {t.shape} {t.offset}\n".encode())
+                digest.update(f"{t.name} torch.{t.dtype_name} {t.shape} {t.offset}\n".encode())
             for file in part.files:
                 size = file.stat().st_size
                 with file.open("rb") as stream:

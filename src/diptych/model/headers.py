@@ -10,35 +10,40 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from diptych.errors import CheckpointError
 
+if TYPE_CHECKING:
+    import torch
+
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
 }
+"""The format's name of a dtype to torch's name and bytes: headers are read without importing torch, which is slow."""
 _MAX_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in a file: `nbytes` bytes from `offset` (from the start of the file), row-major."""
+    """One tensor in a file: `nbytes` bytes from `offset` (from the start of the file), row-major.
+
+    stored_as: its dtype as the format names it, a key of `DTYPES`.
+    """
 
     name: str
-    dtype: torch.dtype
+    stored_as: str
     shape: tuple[int, ...]
     file: Path
     offset: int
@@ -49,7 +54,19 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+        return self.numel * DTYPES[self.stored_as][1]
+
+    @property
+    def dtype_name(self) -> str:
+        """Such as `bfloat16`."""
+        return DTYPES[self.stored_as][0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        found: torch.dtype = getattr(torch, self.dtype_name)
+        return found
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
@@ -93,7 +110,7 @@ def stored_tensors(header: dict[str, Any], file: Path, start: int) -> dict[str, 
         try:
             first, last = entry["data_offsets"]
             shape = tuple(int(n) for n in entry["shape"])
-            tensor = StoredTensor(name, DTYPES[entry["dtype"]], shape, file, start + int(first))
+            tensor = StoredTensor(name, entry["dtype"], shape, file, start + int(first))
             sound = tensor.nbytes == last - first and first >= 0
         except (KeyError, TypeError, ValueError):
             sound = False

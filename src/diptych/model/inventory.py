@@ -65,7 +65,7 @@ class Component:
         """Parameters by dtype, such as `{"bfloat16": 30_136_326_248}`."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors.values():
-            counts[str(tensor.dtype).removeprefix("torch.")] += tensor.numel
+            counts[tensor.dtype_name] += tensor.numel
         return dict(counts.most_common())
 
 

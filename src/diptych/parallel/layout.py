@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields
-
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from typing import TYPE_CHECKING
 
 from diptych.errors import LayoutError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 MESH_DIMS = ("cfg", "ring", "ulysses")
 """Rank order: rank = (c * ring + r) * ulysses + u."""
@@ -93,6 +94,9 @@ class Layout:
 
         Raises `LayoutError` if the running process group has another number of ranks, or there is none.
         """
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
         if not dist.is_initialized():
             raise LayoutError(f"layout {self} needs a process group of {self.world} ranks, and none is running.")
         running = dist.get_world_size()
