@@ -49,7 +49,7 @@ class InstantEngine:
         frames = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8)
         self.clip = Clip(frames, None, 24.0, report={"seconds": {"denoise": 1e-3}})
 
-    def generate(self, request: ClipRequest, on_step: Any = None) -> Clip:
+    def generate(self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None) -> Clip:
         return self.clip
 
     def close(self) -> None:

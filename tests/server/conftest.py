@@ -29,6 +29,6 @@ def api(served: Serving) -> Iterator[httpx.Client]:
 def tiny_served(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[Serving]:
     """A server with the real engine and the tiny checkpoint, shared."""
     state = tmp_path_factory.mktemp("tiny-served") / "state"
-    flags = ("--device", "cpu", "--dtype", "float32", "--served-model-name", "tiny")
+    flags = ("--device", "cpu", "--dtype", "float32", "--served-model-name", "tiny", "--cache", "taylor")
     with Serving(state, *flags, checkpoint=str(tiny_base), engine=REAL, HF_HUB_OFFLINE="1") as serving:
         yield serving

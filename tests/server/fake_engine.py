@@ -57,7 +57,7 @@ class FakeEngine:
         Image.new("RGB", (48, 32), (120, 80, 200)).save(out, "JPEG")
         return out.getvalue()
 
-    def generate(self, request: ClipRequest, on_step: Any = None) -> Clip:
+    def generate(self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None) -> Clip:
         asked = request.resolve(self.defaults)
         prompt = request.prompt[:200]
         words = dict(re.findall(r"(\w+)=([\d.]+)", prompt)) | dict.fromkeys(prompt.split(), "")

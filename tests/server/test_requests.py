@@ -15,7 +15,7 @@ from diptych.request import ClipDefaults
 from diptych.server.api.create import normalise, remix_fields
 from diptych.server.api.fields import read_fields
 from diptych.server.problems import Problem
-from diptych.server.settings import load
+from diptych.server.settings import SettingsError, load
 
 server = pytest.mark.server
 RELEASED = ClipDefaults()
@@ -138,6 +138,51 @@ def test_a_server_that_approximates_promises_nothing_exact() -> None:
         with pytest.raises(Problem, match="computes in fp8") as refused:
             normalise(given | {"quality": word}, [], None, RELEASED, fp8)
         assert refused.value.code == "feature_not_enabled"
+
+
+@pytest.mark.parametrize(
+    ("asked", "cache", "quality"),
+    [
+        ({}, None, "lossless"),
+        ({"quality": "extra-high"}, None, "extra-high"),
+        ({"quality": "high"}, "taylor", "high"),
+        ({"enable_cache_dit": "true"}, "taylor", "high"),
+        ({"quality": "high", "enable_cache_dit": False}, None, "high"),
+    ],
+)
+def test_a_step_cache_is_used_where_it_was_asked_for_and_a_remix_asks_again(
+    asked: dict[str, Any], cache: str | None, quality: str
+) -> None:
+    with_cache, without = load(["some/model", "--cache", "taylor"]), load(["some/model"])
+    given = read_fields({"prompt": "a lamp", "seed": 1} | asked)[0]
+    made = normalise(given, [], None, RELEASED, with_cache)
+    assert (made.get("cache"), made["quality"], "step_cache" in made["warnings"]) == (cache, quality, cache is not None)
+    assert normalise(remix_fields(made, {}), [], None, RELEASED, with_cache) == made
+    for exact in ({"quality": "exact"}, {"enable_cache_dit": False}):
+        again = normalise(remix_fields(made, read_fields(exact)[0]), [], None, RELEASED, with_cache)
+        assert "cache" not in again
+    if "enable_cache_dit" not in given:
+        assert "cache" not in normalise(given, [], None, RELEASED, without), "high allows a cache, it demands none"
+
+
+def test_exact_and_cached_at_once_is_a_contradiction() -> None:
+    given = read_fields({"prompt": "a lamp", "quality": "lossless", "enable_cache_dit": True})[0]
+    with pytest.raises(Problem, match="quality = 'lossless' is not accepted: high, since enable_cache_dit is on") as no:
+        normalise(given, [], None, RELEASED, load(["some/model", "--cache", "magcache"]))
+    assert no.value.code == "conflicting_parameters"
+
+
+@pytest.mark.parametrize("precision", ["exact", "fp8", "fp8:1"])
+def test_precisions_that_exist_are_taken(precision: str) -> None:
+    settings = load(["some/model", "--precision", precision])
+    made = normalise(read_fields({"prompt": "a lamp"})[0], [], None, RELEASED, settings)
+    assert ("precision_fp8" in made["warnings"]) == (precision != "exact")
+
+
+@pytest.mark.parametrize("precision", ["fp4", "fp8:", "fp8:x", "exact:1"])
+def test_a_precision_that_does_not_exist_is_refused_in_one_sentence(precision: str) -> None:
+    with pytest.raises(SettingsError, match=f"--precision = '{precision}': exact, fp8, or fp8:1"):
+        load(["some/model", "--precision", precision])
 
 
 def test_the_quality_words_become_constant_rate_factors() -> None:

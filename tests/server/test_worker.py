@@ -38,7 +38,7 @@ class Failing(FakeEngine):
         super().__init__()
         self.error = error
 
-    def generate(self, request: ClipRequest, on_step: Any = None) -> Clip:
+    def generate(self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None) -> Clip:
         raise self.error
 
 

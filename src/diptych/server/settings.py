@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,7 +73,8 @@ class Settings(BaseSettings):
     layout: Names = Field([], description="layout of the engine, such as cfg=2,ulysses=4; repeat for each replica")
     device: str | None = Field(None, description="device of the engine, such as cuda or cpu")
     dtype: str | None = Field(None, description="working precision of the engine")
-    precision: Literal["exact", "fp8"] = Field("exact", description="fp8 is an approximation that every clip names")
+    precision: str = Field("exact", description="exact; or fp8, fp8:N: an approximation that every clip names")
+    cache: str = Field("", description="step cache for jobs that ask for quality high, such as magcache")
     modulation: Literal["resident", "tables"] = Field("resident", description="tables needs less GPU memory")
     replicas: int = Field(1, ge=0, le=64, description="engines behind the one queue; 0: API only")
     gpus: str | None = Field(None, description="GPU indices, such as 0,1,2,3, divided evenly among the replicas")
@@ -152,6 +154,18 @@ class Settings(BaseSettings):
         if value and not value.startswith("/"):
             raise ValueError("starts with /, such as /diptych")
         return value
+
+    @field_validator("precision")
+    @classmethod
+    def _precision(cls, value: str) -> str:
+        if re.fullmatch(r"exact|fp8(:[0-9]{1,4})?", value, re.ASCII) is None:
+            raise ValueError("exact, fp8, or fp8:1 for a first step with exact attention")
+        return value
+
+    @field_validator("cache")
+    @classmethod
+    def _cache(cls, value: str) -> str:
+        return "" if value.strip() == "none" else value.strip()
 
     @field_validator("warm_up")
     @classmethod

@@ -19,6 +19,7 @@ CRF = {"maximum": 12, "high": 16, "default": 18, "medium": 23, "low": 28}
 TRAINED_SECONDS = 5.1
 _SHAPES = ({"size"}, {"width", "height"})
 _LENGTHS = ({"seconds"}, {"num_frames"})
+_EXACTNESS = ({"quality"}, {"enable_cache_dit"})
 
 Spec = dict[str, Any]
 """What a job stores: every parameter as it will be run; JSON."""
@@ -28,7 +29,8 @@ def normalise(
     given: dict[str, Any], ignored: list[str], image: Reference | None, defaults: ClipDefaults, settings: Settings
 ) -> Spec:
     """Fill, round and check. Raises `Problem` 400 naming the field. Seeds that were not given stay None here."""
-    _check_features(given)
+    _check_features(given, settings)
+    cache = _cache(given, settings)
     width, height = _shape(given, image, defaults)
     fps = given.get("fps", defaults.fps)
     outputs = given.get("n", 1)
@@ -51,7 +53,7 @@ def normalise(
         "sample_audio": given.get("sample_audio", defaults.has_audio),
         "audio_normalization": given.get("audio_normalization", "clip"),
         "reference_fit": given.get("reference_fit", "crop"),
-        "quality": _quality(given, settings),
+        "quality": _quality(given, settings, cache),
         "max_sequence_length": given.get("max_sequence_length", 1024),
         "crf": _crf(given),
         "x264_preset": given.get("x264_preset", "veryfast"),
@@ -61,6 +63,10 @@ def normalise(
         "ignored_params": ignored,
         "warnings": [],
     }
+    if settings.precision != "exact":
+        spec["warnings"].append("precision_fp8")
+    if cache is not None:  # a key only where it says something: requests of before it keep their digest
+        spec |= {"cache": cache, "warnings": [*spec["warnings"], "step_cache"]}
     _check_scheme(given, image)
     _check_work(spec, settings)
     try:
@@ -117,7 +123,9 @@ def remix_fields(source: Spec, changes: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     kept["seed"] = list(source["seeds"])
     kept["crf"] = source["crf"]
-    for group in (_SHAPES, _LENGTHS):
+    if source["quality"] == "high":
+        kept["enable_cache_dit"] = source.get("cache") is not None
+    for group in (_SHAPES, _LENGTHS, _EXACTNESS):
         if any(changes.keys() & names for names in group):
             for names in group:
                 kept = {k: v for k, v in kept.items() if k not in names}
@@ -132,9 +140,13 @@ def _missing(name: str) -> Any:
     raise Problem(400, "invalid_value", f"{name} is missing: say in words what the clip should show.", name)
 
 
-def _check_features(given: dict[str, Any]) -> None:
-    for name, what in (("enhance_prompt", "a prompt expander"), ("enable_cache_dit", "a step cache")):
-        if given.get(name):
+def _check_features(given: dict[str, Any], settings: Settings) -> None:
+    caches = bool(settings.cache)
+    for name, what, loaded in (
+        ("enhance_prompt", "a prompt expander", False),
+        ("enable_cache_dit", "a step cache", caches),
+    ):
+        if given.get(name) and not loaded:
             raise Problem(400, "feature_not_enabled", f"{name} needs {what}, which this server has not loaded.", name)
     if given.get("lora"):
         inner = set(given["lora"])
@@ -143,10 +155,21 @@ def _check_features(given: dict[str, Any]) -> None:
         raise Problem(400, "feature_not_enabled", "lora needs an adapter, and this server has loaded none.", "lora")
 
 
-def _quality(given: dict[str, Any], settings: Settings) -> str:
-    """What was asked for, unless the engines approximate: then only `high` is honest."""
+def _cache(given: dict[str, Any], settings: Settings) -> str | None:
+    """The server's step cache, if this job may use it: only `quality` high may, and only by being asked for."""
+    asked = given.get("enable_cache_dit", given.get("quality") == "high")
+    if not (asked and settings.cache):
+        return None
+    if given.get("quality", "high") != "high":
+        text = "high, since enable_cache_dit is on, or leave one of them out"
+        raise invalid("quality", given["quality"], text, "conflicting_parameters")
+    return settings.cache
+
+
+def _quality(given: dict[str, Any], settings: Settings, cache: str | None) -> str:
+    """What was asked for, unless something approximates: then only `high` is honest."""
     if settings.precision == "exact":
-        return str(given.get("quality", "lossless"))
+        return str(given.get("quality", "lossless" if cache is None else "high"))
     if given.get("quality", "high") != "high":
         text = f"this server computes in {settings.precision}, so only high"
         raise invalid("quality", given["quality"], text, "feature_not_enabled")

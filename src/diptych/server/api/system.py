@@ -80,7 +80,13 @@ def _model(service: Service, about: dict[str, Any], name: str) -> dict[str, Any]
                 "max_image_mib": s.max_image_mib,
                 "max_queue": s.max_queue,
             },
-            "features": {"layout": about.get("layout", ""), "previews": bool(s.preview_every), "replicas": s.replicas},
+            "features": {
+                "layout": about.get("layout", ""),
+                "precision": s.precision,
+                "cache": s.cache or None,
+                "previews": bool(s.preview_every),
+                "replicas": s.replicas,
+            },
         },
     }
 

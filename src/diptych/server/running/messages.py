@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Run:
-    """Make one clip for each seed into `folder`. `request` holds the fields of `ClipRequest` without seed and image."""
+    """Make one clip for each seed into `folder`. `request` holds the fields of `ClipRequest` without seed and image.
+
+    `cache`: the step cache of this job; None computes every forward, whatever the engine was loaded with.
+    """
 
     job: str
     request: dict[str, Any]
@@ -19,6 +22,7 @@ class Run:
     crf: int
     preset: str
     preview_every: int
+    cache: str | None = None
 
 
 @dataclass(frozen=True)

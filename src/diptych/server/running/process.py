@@ -31,6 +31,7 @@ class EngineProcess:
             "dtype": settings.dtype,
             "precision": settings.precision,
             "modulation": settings.modulation,
+            "step_cache": settings.cache or None,
             "warm_up": settings.warm_up,
             "preview_every": settings.preview_every,
             "cache": str(settings.state_dir / "cache"),

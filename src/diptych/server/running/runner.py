@@ -248,17 +248,21 @@ class Runner(threading.Thread):
     def _order(self, job: Job) -> Run:
         """What the engine is told. Raises `OSError` when its folders cannot be made."""
         spec = job.spec
+        image = self.files.input_path(job.id)
         if spec["image"] is None:
             self.files.ensure(job.id)
+        elif image is None:
+            raise FileNotFoundError(f"the picture of job {job.id} is gone")
         return Run(
             job=job.id,
             request=engine_fields(spec),
             seeds=tuple(spec["seeds"]),
-            image=self.files.input_path(job.id),
+            image=image,
             folder=self.files.new_work(job.id, job.attempt),
             crf=spec["crf"],
             preset=spec["x264_preset"],
             preview_every=self.settings.preview_every,
+            cache=spec.get("cache"),
         )
 
     def _step(self, job: Job, tracker: Tracker, step: Step) -> None:

@@ -41,7 +41,9 @@ class Engine(Protocol):
 
     @property
     def defaults(self) -> ClipDefaults: ...
-    def generate(self, request: ClipRequest, on_step: OnProgress | None = None) -> Clip: ...
+    def generate(
+        self, request: ClipRequest, on_step: OnProgress | None = None, *, cache: str | None = None
+    ) -> Clip: ...
     def close(self) -> None: ...
 
 
@@ -98,6 +100,7 @@ class Worker:
             dtype=options["dtype"],
             precision=options["precision"],
             modulation=options["modulation"],
+            cache=options["step_cache"],
             on_progress=on_progress,
         )
         self.picture = self._fit_preview(engine, options)
@@ -133,7 +136,7 @@ class Worker:
             for index, seed in enumerate(run.seeds):
                 image = None if run.image is None else run.image.read_bytes()
                 request = ClipRequest(**run.request, seed=seed, image=image)
-                clip = engine.generate(request, on_step=self._reporter(run, index))
+                clip = engine.generate(request, on_step=self._reporter(run, index), cache=run.cache or "none")
                 self._check(run)
                 self.say(Step(run.job, index, "mux", 0, 1, 0.0, None))
                 with _storing():
