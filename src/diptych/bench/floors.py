@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,69 +12,13 @@ from diptych.attention.kernels import KERNELS, need_of
 from diptych.bench.geometry import Geometry
 from diptych.bench.timing import median
 from diptych.model.config import TransformerConfig
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one forward must do at least.
-
-    linears: (tokens, width out, width in) to how often; attentions: (queries, keys, heads, head size) to how often;
-    bytes: device memory that element-wise work must move, each input read once and each output written once.
-    """
-
-    linears: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    attentions: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
-    bytes: int = 0
-
-    @property
-    def linear_operations(self) -> int:
-        return sum(2 * M * N * K * count for (M, N, K), count in self.linears.items())
-
-    @property
-    def attention_operations(self) -> int:
-        return sum(4 * Q * S * H * K * count for (Q, S, H, K), count in self.attentions.items())
-
-
-ELEMENTWISE_PASSES = 26
-"""Reads and writes of one (S, D) tensor a fused block cannot do without, with one kernel between any two products:
-two norms with residual (4 each), one more (4), the first norm (2), the last residual (3), queries and keys of the
-self-attention (4), queries of both cross-attentions (2 each), and the keys for audio (2, half as wide: 1)."""
+from diptych.planner.work import Work
+from diptych.planner.work import work as count
 
 
 def work(config: TransformerConfig, geometry: Geometry, text: int, itemsize: int = 2) -> Work:
     """Operations and bytes of one forward with sound, batch 1."""
-    c, n = config, config.num_visual_blocks
-    S, A, L = geometry.tokens, geometry.audio_tokens, text
-    D, Da, H, Ha, K = c.model_dim, c.model_dim_a, c.heads, c.heads_a, c.head_dim
-    linears: dict[tuple[int, int, int], int] = {}
-
-    def add(M: int, N: int, width: int, count: int) -> None:
-        linears[M, N, width] = linears.get((M, N, width), 0) + count
-
-    for tokens, d, ff in ((S, D, c.ff_dim), (A, Da, c.ff_dim_a)):
-        add(tokens, d, d, 8 * n)  # self: q, k, v, out; text: q, out; cross-modal: q, out
-        add(tokens, ff, d, n)
-        add(tokens, d, ff, n)
-        add(L, d, d, 2 * n)  # keys and values of the text
-    add(S, Da, D, 2 * n)
-    add(A, D, Da, 2 * n)
-    for d, ff in ((D, c.ff_dim), (Da, c.ff_dim_a)):
-        add(L, d, d, 4 * c.num_text_blocks)
-        add(L, ff, d, c.num_text_blocks)
-        add(L, d, ff, c.num_text_blocks)
-    add(S, D, 4 * c.visual_in, 1)
-    add(S, 4 * c.out_visual_dim, D, 1)
-    add(A, c.out_audio_dim, Da, 1)
-    attentions = {
-        (S, S, H, K): n,
-        (S, L, H, K): n,
-        (S, A, H, K): n,
-        (A, S, Ha, K): n,
-        (A, A, Ha, K): n,
-        (A, L, Ha, K): n,
-    }
-    gelu = 2 * S * c.ff_dim
-    return Work(linears, attentions, itemsize * n * (ELEMENTWISE_PASSES * S * D + gelu))
+    return count(config, geometry.tokens, geometry.audio_tokens, text, itemsize)
 
 
 @dataclass(frozen=True)
