@@ -25,7 +25,8 @@ def quantise(model: Transformer, *, exact_first: int = 0, exact_last: int = 0) -
     blocks = model.fused_blocks
     assert exact_first >= 0 and exact_last >= 0
     for block in blocks[exact_first : len(blocks) - exact_last]:
-        quantise_block(block)
+        if isinstance(block, FusedBlock):  # and not on another rank
+            quantise_block(block)
     return model
 
 

@@ -158,3 +158,11 @@ class FusedBlock(nn.Module):
         audio, normed = gated_scale_shift(audio, from_video, gate_on_audio, af_shift, af_scale, own=True)
         audio = gated(audio, a.feed_forward(normed), af_gate, own=True)
         return video, audio
+
+
+class BlockElsewhere(nn.Module):
+    """Stands where another rank holds the block: it has no weights and cannot be run."""
+
+    def modulations(self, time_video: Tensor, time_audio: Tensor | None) -> BlockModulation:
+        """Nothing, in the place of a block's."""
+        return BlockModulation(time_video.new_empty(0), None, None, None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.attention.roles import Attend
-from diptych.model.blocks import BlockModulation, FusedBlock, TextBlock
+from diptych.model.blocks import BlockElsewhere, BlockModulation, FusedBlock, TextBlock
 from diptych.model.config import TransformerConfig
 from diptych.model.layers import Modulation, NormedLinear, PatchEmbeddings, TimeEmbeddings
 from diptych.model.ops import LAYER_NORM_EPS, Rope, scale_shift
@@ -153,6 +153,12 @@ class Transformer(nn.Module):
     @property
     def fused_blocks(self) -> Sequence[FusedBlock]:
         return cast(Sequence[FusedBlock], self.visual_transformer_blocks)
+
+    def hold(self, blocks: range) -> None:
+        """Let go of all fused blocks but these: other ranks hold them. The names of what stays do not change."""
+        for index in range(len(self.visual_transformer_blocks)):
+            if index not in blocks:
+                self.visual_transformer_blocks[index] = BlockElsewhere()
 
     # -- once a request ------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from diptych.parallel.guidance import guided
 from diptych.sampling.caches.base import StepCache
 from diptych.sampling.forward import Forward, Shard
 from diptych.sampling.latents import Latents
+from diptych.sampling.pipefusion import PipeFusion
 
 
 class Combine(Protocol):
@@ -45,6 +46,7 @@ class Denoiser:
     tables: modulations computed ahead for the timesteps to come; without, each forward computes its own.
     cache: decides which forwards are computed and which are predicted; without, all are computed.
     forwards: how many were asked for so far, over all lanes, wherever they ran; for the report.
+    pipe: runs the blocks on several ranks, stage by stage; without, all of them are here.
     exact, exact_steps: who attends in the first steps, where `attend` approximates.
     """
 
@@ -59,6 +61,7 @@ class Denoiser:
     forwards: int = 0
     tables: ModulationTables | None = None
     cache: StepCache | None = None
+    pipe: PipeFusion | None = None
     exact: Attend | None = None
     exact_steps: int = 0
 
@@ -68,12 +71,13 @@ class Denoiser:
         video = self._input(latents.video)
         step = self.forwards // len(self.contexts)
         self.forwards += len(self.contexts)
-        run = Forward.all if self.cache is None else self.cache.velocity
-        lanes = [
-            partial(run, self.forward(video, latents, timestep, context, lane, step))
-            for lane, context in enumerate(self.contexts)
+        forwards = [
+            self.forward(video, latents, timestep, context, lane, step) for lane, context in enumerate(self.contexts)
         ]
-        return self.combine(lanes, self.guidance)
+        if self.pipe is not None:
+            return self.combine(self.pipe.lanes(forwards), self.guidance)
+        run = Forward.all if self.cache is None else self.cache.velocity
+        return self.combine([partial(run, forward) for forward in forwards], self.guidance)
 
     def _input(self, video: Tensor) -> Tensor:
         """Channels noisy, condition (always zero), mask; with the clean reference frame pinned behind the others."""

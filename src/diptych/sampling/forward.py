@@ -72,10 +72,12 @@ class Forward:
 
     def head(self, streams: Streams) -> Latents:
         """Streams to the velocity of all tokens, on every rank."""
-        video_tokens, audio = self.model.head(streams)
-        if self.shard is not None:
-            video_tokens = self.shard.gather(video_tokens)
-        return Latents(self.model.unpatchify(video_tokens, self.grid)[:, : self.grid.T], audio)
+        return self.whole(*self.model.head(streams))
+
+    def whole(self, video_BsC: Tensor, audio: Tensor | None) -> Latents:
+        """What the heads gave for this rank's tokens to the velocity of all tokens, on every rank."""
+        video_BSC = video_BsC if self.shard is None else self.shard.gather(video_BsC)
+        return Latents(self.model.unpatchify(video_BSC, self.grid)[:, : self.grid.T], audio)
 
     def _modulations(self, blocks: int | None = None, texts: bool = True) -> Modulations:
         if self.tables is not None:
