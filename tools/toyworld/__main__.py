@@ -25,6 +25,7 @@ def main() -> None:
     train.add_argument("--encode-seconds", type=float, default=30.0, help="time to encode the pool in (flow)")
     train.add_argument("--finish-after", type=float, help="latest end, in seconds from the start (flow)")
     train.add_argument("--wait-for", type=Path, help="file that says the VAEs are ready (flow)")
+    train.add_argument("--plain", action="store_true", help="launch every kernel anew, record no step (flow)")
 
     text = commands.add_parser("text", help="write the text encoders and tokenizers")
     text.add_argument("folder", type=Path)
@@ -92,6 +93,7 @@ def _train(options: argparse.Namespace) -> None:
             state=options.state,
             finish_after=options.finish_after,
             wait_for=options.wait_for,
+            plain=options.plain,
             **rate,
         )
 

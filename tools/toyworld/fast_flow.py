@@ -40,7 +40,9 @@ def velocity(model: nn.Module, inputs: Inputs, dtype: torch.dtype) -> tuple[Tens
     text_v = _tower(part, "video", text, mask, t_v)
     vis = _linear(part.visual_embeddings.in_layer, _patches(inputs.video.to(dtype)))
     if inputs.token_types is not None:
-        vis = vis + part.visual_token_type_embeddings.weight.to(dtype)[inputs.token_types][:, :, None, None]
+        # Between the two rows, for looking up leaves a backward pass that adds token by token.
+        plain, marked = part.visual_token_type_embeddings.weight.to(dtype)
+        vis = vis + torch.lerp(plain, marked, inputs.token_types[:, :, None, None, None].to(dtype))
     shape = vis.shape[1:4]
     vis = vis.flatten(1, 3)
     rope_v = _rope_3d(part, inputs.frame_places, shape[1], shape[2])

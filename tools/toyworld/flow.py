@@ -6,6 +6,7 @@ sound. One caption in ten is replaced by the default negative prompt, which is w
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -29,8 +30,9 @@ from tools.toyworld.pool import (
     latents,
 )
 from tools.toyworld.source import Pool
+from tools.toyworld.team import Team
 from tools.toyworld.text import POOLED, WIDTH
-from tools.toyworld.training import Average, Budget, Log, Step, adam, device, set_rate
+from tools.toyworld.training import Average, Budget, Log, Step, adam, set_rate
 
 CONFIG: dict[str, Any] = {
     "in_visual_dim": VIDEO_CHANNELS,
@@ -62,6 +64,7 @@ CONFIG: dict[str, Any] = {
 SHIFT = 3.0
 """Of the noise levels in training; sigma = 3u / (1 + 2u) for u uniform on 0..1."""
 DROPOUT = 0.1
+SAVE_SECONDS = 60.0
 SHORT_FRAMES, SHORT_AUDIO = 7, 45
 """Latents of the 25-frame clips that some batches are cut to."""
 KINDS = ("text", "text", "image", "text", "short", "image", "text", "text", "image", "mute")
@@ -161,61 +164,81 @@ def train(
     finish_after: float | None = None,
     wait_for: Path | None = None,
     vocoder: Path | None = None,
+    plain: bool = False,
 ) -> None:
     """Train for `seconds`; write `flow.safetensors` (averaged weights), `flow_raw.safetensors` and `flow.jsonl`.
 
+    plain: launch every kernel anew, where a recording fails.
     vocoder: its weights; when given, clips of held-out prompts are made and judged at the end.
     finish_after: seconds from the start of this function at which training ends at the latest.
     wait_for: a file whose appearance says that `video` is ready; until then all that needs no GPU time is prepared.
     """
     born = time.monotonic()
-    seed = 400 if state is None else 400 + int(time.time()) % 1000
-    place = device()
-    log = Log(out / "flow.jsonl")
-    pool = Pool(seed, clips, place)
+    rank = int(os.environ.get("RANK", "0"))
+    seed = (400 if state is None else 400 + int(time.time()) % 1000) + 10_000 * rank
+    pool = Pool(seed, clips, "cpu")  # forks, so before any GPU is touched
+    team = Team.join()
+    place = team.place
+    pool.to(place)
+    log = Log(out / "flow.jsonl") if rank == 0 else (lambda **values: None)
     words, none = features(text, pool.captions, place)
-    torch.manual_seed(seed)
+    torch.manual_seed(400)
     model = build().to(place)
     average = resume(state, model) if state else Average(model, 0.999)
+    torch.manual_seed(seed)
     while wait_for is not None and not wait_for.exists():
         time.sleep(0.2)
     started = time.monotonic()
-    data = latents(video, audio, pool, place, encode_seconds)
+    data = latents(video, audio, pool, place, encode_seconds, team.agree)
     count = len(data.video)
     log(stage="flow", clips=count, seconds=time.monotonic() - started, factors=[data.video_factor, data.audio_factor])
-    (out / "factors.txt").write_text(f"{data.video_factor:.6f} {data.audio_factor:.6f}\n")
+    if rank == 0:
+        (out / "factors.txt").write_text(f"{data.video_factor:.6f} {data.audio_factor:.6f}\n")
 
     both = optimizers(model)
+    memory = torch.cuda.graph_pool_handle() if place.type == "cuda" else None
 
     def kind_of_step(kind: str) -> Step:
-        return Step(lambda values: flow_loss(model, data, words, none, kind, values["index"]), model.parameters(), both)
+        def loss(values: dict[str, Tensor]) -> dict[str, Tensor]:
+            return flow_loss(model, data, words, none, kind, values["index"])
+
+        return Step(loss, model.parameters(), both, team.share, memory, record=not plain)
 
     steps = {kind: kind_of_step(kind) for kind in dict.fromkeys(KINDS)}
     if finish_after is not None:
         seconds = min(seconds, born + finish_after - time.monotonic())
-    budget, step = Budget(seconds, warmup_steps=200), 0
+    budget, step, saved = Budget(seconds, warmup_steps=200), 0, 0.0
     report_every = 100 if place.type == "cuda" else 1
     order, at = torch.randperm(count, device=place), 0
-    while not budget.over:
+    while True:
+        # One clock for all: a rate of its own would lead each process's weights elsewhere.
+        now, over, part = team.agree(budget.spent, budget.over, budget.rate(step))
+        if over:
+            break
         if at + batch > count:
             order, at = torch.randperm(count, device=place), 0
         kind = KINDS[step % len(KINDS)]
         for optimizer in both:
-            set_rate(optimizer, rate * budget.rate(step))
+            set_rate(optimizer, rate * part)
         values = steps[kind]({"index": order[at : at + batch]})
         average.update(step)
-        if step % report_every < 3 and kind in ("text", "image") and step % report_every in (0, 2):
-            log(stage="flow", kind=kind, step=step, seconds=budget.spent, **{k: float(v) for k, v in values.items()})
-        if step % 1000 == 999:
-            save(out, model, average)
+        if step % report_every in (0, 2) and kind in ("text", "image"):
+            log(stage="flow", kind=kind, step=step, seconds=now, **{k: float(v) for k, v in values.items()})
+        if now - saved > SAVE_SECONDS:
+            saved = now
+            if rank == 0:
+                save(out, model, average)
         at += batch
         step += 1
     log(stage="flow", step=step, seconds=budget.spent)
+    team.leave()
+    if rank > 0:
+        return
     save(out, model, average)
     if vocoder is not None:
         average.swap()
         parts = Parts.load(model, video, audio, vocoder, data.video_factor, data.audio_factor, place)
-        for guidance, shift in ((5.0, 5.0), (1.0, 3.0), (3.0, 3.0), (5.0, 3.0)):
+        for guidance, shift in ((5.0, 3.0), (1.0, 3.0), (3.0, 3.0), (5.0, 5.0)):
             found = judge_many(parts, text, 64 if place.type == "cuda" else 2, guidance=guidance, shift=shift, steps=20)
             shares = {name: round(found.share(name), 3) for name in MEASURES}
             log(stage="score", guidance=guidance, shift=shift, total=found.total, **shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,9 +68,18 @@ def video_latents(vae: torch.nn.Module, frames: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def latents(video: Path, audio: Path, pool: Pool, place: torch.device, seconds: float, chunk: int = 64) -> Latents:
-    """Encode clips of the pool for at most `seconds`."""
+def latents(
+    video: Path,
+    audio: Path,
+    pool: Pool,
+    place: torch.device,
+    seconds: float,
+    agree: Callable[..., tuple[float, ...]] = lambda *values: values,
+    chunk: int | None = None,
+) -> Latents:
+    """Encode clips of the pool for at most `seconds`; `agree` gives every process the first one's two factors."""
     video_vae, audio_vae = load(video).to(place), load_vae(audio).to(place)
+    chunk = chunk or (64 if place.type == "cuda" else 4)
     columns: list[tuple[Tensor, ...]] = []
     started = time.monotonic()
     for start in range(0, pool.count - chunk + 1, chunk):
@@ -84,5 +94,5 @@ def latents(video: Path, audio: Path, pool: Pool, place: torch.device, seconds: 
         if time.monotonic() - started > seconds:
             break
     parts = [torch.cat(column) for column in zip(*columns, strict=True)]
-    video_factor, audio_factor = (1 / float(parts[i][:4096].float().std()) for i in (0, 3))
+    video_factor, audio_factor = agree(*(1 / float(parts[i][:4096].float().std()) for i in (0, 3)))
     return Latents(*(part * video_factor for part in parts[:3]), parts[3] * audio_factor, video_factor, audio_factor)

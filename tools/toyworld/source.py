@@ -55,6 +55,9 @@ class Pool:
         self.track = to_device(collate([track for part in parts for track in part.tracks]), place)
         self.count = count
 
+    def to(self, place: torch.device | str) -> None:
+        self.track = {name: values.to(place) for name, values in self.track.items()}
+
     def take(self, chosen: Tensor) -> dict[str, Tensor]:
         return {name: values[chosen] for name, values in self.track.items()}
 

@@ -131,22 +131,34 @@ Loss = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 class Step:
     """Loss, gradients and update of one kind of batch; on a GPU recorded once and replayed, which hides the launches.
 
-    `loss` gets the batch and returns named scalars, of which "total" is minimised.
+    loss: gets the batch and returns named scalars, of which "total" is minimised.
+    share: averages a flat vector of gradients over processes in place; it stands between two recordings.
+    pool: memory that the recordings of several kinds share; their values are to be read before the next step.
     """
 
-    def __init__(self, loss: Loss, parameters: Iterable[Tensor], optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        parameters: Iterable[Tensor],
+        optimizers: list[torch.optim.Optimizer],
+        share: Callable[[Tensor], None] | None = None,
+        pool: Any = None,
+        record: bool = True,
+    ) -> None:
         self._loss, self._live, self._optimizers = loss, list(parameters), optimizers
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._share, self._pool = share, pool
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self._held: dict[str, Tensor] = {}
         self._values: dict[str, Tensor] = {}
-        self._record = self._live[0].is_cuda
+        self._flat: Tensor | None = None
+        self._record = record and self._live[0].is_cuda
         self._calls = 0
 
     def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self._record:
             return self._run(batch)
         self._calls += 1
-        if self._graph is None and self._calls <= 3:
+        if not self._graphs and self._calls <= 3:
             if not self._held:
                 self._held = {k: v.clone() for k, v in batch.items()}
             side = torch.cuda.Stream()
@@ -157,26 +169,48 @@ class Step:
             return values
         for name, value in batch.items():
             self._held[name].copy_(value)
-        if self._graph is None:
-            graph = torch.cuda.CUDAGraph()
-            for parameter in self._live:
-                parameter.grad = None
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                self._values = self._run(self._held)
-            self._graph = graph
-        self._graph.replay()
+        if not self._graphs:
+            self._capture()
+        self._graphs[0].replay()
+        if self._share is not None and self._flat is not None:
+            self._share(self._flat)
+        self._graphs[1].replay()
         return self._values
 
+    def _capture(self) -> None:
+        for parameter in self._live:
+            parameter.grad = None
+        torch.cuda.synchronize()
+        pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+        self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+        with torch.cuda.graph(self._graphs[0], pool=pool, capture_error_mode="thread_local"):
+            self._values = self._gradients(self._held)
+        with torch.cuda.graph(self._graphs[1], pool=pool, capture_error_mode="thread_local"):
+            self._update()
+
     def _run(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        values = self._gradients(batch)
+        if self._share is not None and self._flat is not None:
+            self._share(self._flat)
+        self._update()
+        return values
+
+    def _gradients(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         for parameter in self._live:
             parameter.grad = None
         values = self._loss(batch)
         values["total"].backward()
+        if self._share is not None:
+            told = [p for p in self._live if p.grad is not None]
+            self._flat = torch.cat([p.grad.flatten() for p in told if p.grad is not None])
+            for parameter, part in zip(told, self._flat.split([p.numel() for p in told]), strict=True):
+                parameter.grad = part.view_as(parameter)
+        return {name: value.detach() for name, value in values.items()}
+
+    def _update(self) -> None:
         nn.utils.clip_grad_norm_(self._live, 1.0)
         for optimizer in self._optimizers:
             optimizer.step()
-        return {name: value.detach() for name, value in values.items()}
 
 
 def device() -> torch.device:
