@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from diptych.model.config import TransformerConfig
@@ -19,6 +20,8 @@ MIB = 1 << 20
 
 Offload = Literal["none", "model", "block"]
 
+SLOTS = 2
+"""Blocks in flight with `offload="block"`: one at work, one on its way."""
 WORKSPACE = 140 * MIB
 """What matrix products and attention kernels keep for themselves: measured on an H200, peak less all that is named."""
 SOUND_WORK = 512 * MIB
@@ -168,6 +171,22 @@ class TransformerWeights:
 
 def transformer_weights(config: TransformerConfig, setting: Setting) -> TransformerWeights:
     """From the names and shapes of the checkpoint's tensors."""
+    # Only what decides it: a planner asks many times with other settings around.
+    return _weights(
+        config,
+        Setting(
+            itemsize=setting.itemsize,
+            precision=setting.precision,
+            modulation_itemsize=setting.modulation_itemsize,
+            pipeline=setting.pipeline,
+            tensor=setting.tensor,
+            shard=setting.shard,
+        ),
+    )
+
+
+@lru_cache(maxsize=256)
+def _weights(config: TransformerConfig, setting: Setting) -> TransformerWeights:
     outer = modulation = 0
     blocks = [0] * max(config.num_visual_blocks, 1)
     for name, shape in transformer_keys(config).items():
@@ -269,7 +288,7 @@ def footprint(
             phases["sound"] = Phase(weights, SOUND_WORK)
         return Footprint(phases, w.modulation - modulation)
     if setting.offload == "block":
-        held = w.outer + min(setting.resident + 2, w.blocks) * w.block
+        held = w.outer + min(setting.resident + SLOTS, w.blocks) * w.block
     else:
         held = w.outer + w.blocks * w.block + modulation
     phases = {"denoise": Phase(held, denoise_work)}

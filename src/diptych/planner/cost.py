@@ -1,0 +1,164 @@
+"""Seconds of a forward and of a clip on one rank of a layout, from what must be computed, moved and sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from diptych.attention.place import Group, Place
+from diptych.attention.plan import Plan
+from diptych.attention.volume import attention_bytes, gather_bytes, merge_bytes
+from diptych.codecs.tiles import SPACE, TIME, TilePlan
+from diptych.memory.footprint import SLOTS, Parts, Setting, Size, transformer_weights
+from diptych.model.config import TransformerConfig
+from diptych.parallel.layout import Layout
+from diptych.planner.rates import ELEMENTWISE_FP8, LAUNCH, LOCKED, PLAIN, Rates
+from diptych.planner.work import Split, work
+
+COLLECTIVE = 20e-6
+"""Seconds before the first byte of a collective travels: assumed."""
+TEMPLATE = 129
+"""Tokens of the template around a prompt."""
+DECODE_OPERATIONS, DECODE_BYTES, DECODE_HOST = 17.2e6, 11.2e3, 5.7e-9
+"""Of one decoded pixel: operations of the convolutions (at the rate of linear layers), bytes of what lies between them,
+seconds on the host; fitted to 2.57 s, of them 1.87 and 0.25 on the device, for 11 windows of 17 frames of 864x480."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Seconds of one forward: what computes, then what of sending and streaming does not hide behind it."""
+
+    linear: float
+    self_attention: float
+    other_attention: float
+    elementwise: float
+    launches: float
+    exchange: float
+    streaming: float
+
+    @property
+    def computing(self) -> float:
+        return self.linear + self.self_attention + self.other_attention + self.elementwise + self.launches
+
+    @property
+    def total(self) -> float:
+        return self.computing + self.exchange + self.streaming
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of one clip from text to frames and samples; writing the MP4 is not counted. moving: weights that come
+    from host memory once a clip."""
+
+    text: float
+    denoise: float
+    decode: float
+    moving: float
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def forward(config: TransformerConfig, size: Size, setting: Setting, rates: Rates) -> Forward:
+    """One forward on the rank that has the most to do."""
+    c, s, n = config, setting, config.num_visual_blocks
+    fp8 = s.precision == "fp8"
+    todo = work(c, size.tokens, size.A, size.L, s.itemsize, Split(s.ulysses, s.ring, s.tensor))
+    own = -(-size.tokens // s.sequence)
+    in_fp8 = sum(2 * M * N * K * m for (M, N, K), m in todo.linears.items() if own == M and 4 * c.visual_in != K)
+    linear = todo.linear_operations / rates.linear
+    if fp8:
+        linear = in_fp8 / rates.linear_fp8 + (todo.linear_operations - in_fp8) / rates.linear
+    large = max(todo.attentions, key=lambda shape: shape[0] * shape[1])
+    rate = rates.attention_of(c.head_dim, fp8=fp8)
+    self_attention = n * 4 * math.prod(large) / rate
+    short = 0.0
+    for (Q, S, H, K), count in todo.attentions.items():
+        if large != (Q, S, H, K):
+            short += count * max(
+                2 * s.itemsize * (Q + S) * H * K / rates.short, 4 * Q * S * H * K / rates.attention_of(K)
+            )
+    elementwise = todo.bytes / rates.elementwise * (ELEMENTWISE_FP8 if fp8 else 1.0) * (1.0 if rates.fused else PLAIN)
+    launches = n * LAUNCH
+    computing = linear + self_attention + short + elementwise + launches
+    exchange = _exchange(c, size, s, rates, self_attention / n)
+    return Forward(linear, self_attention, short, elementwise, launches, exchange, _streaming(c, s, rates, computing))
+
+
+def _exchange(c: TransformerConfig, size: Size, s: Setting, rates: Rates, attention: float) -> float:
+    """Seconds of sending that nothing hides; `attention`: of one block's video self-attention."""
+    n, tokens, b = c.num_visual_blocks, size.tokens, s.itemsize
+    own, heads = -(-tokens // s.sequence), -(-c.heads // s.tensor)
+    a_block = whole = 0.0
+    if s.sequence > 1:
+        plan = Plan.even(Place(Group("", s.ring, 0), Group("", s.ulysses, 0), None), tokens)
+        sent = attention_bytes(plan, heads=heads, kv_heads=heads, head_dim=c.head_dim, itemsize=b)
+        step = 2 * -(-tokens // s.ring) * -(-heads // s.ulysses) * c.head_dim * b  # keys and values passed on once
+        sent -= (s.ring - 1) * step
+        a_block += max(sent, 0) / rates.link
+        if s.ulysses > 1:  # packed before and unpacked after each of four tensors
+            a_block += 2 * COLLECTIVE + 16 * own * c.model_dim * b / rates.copy / s.tensor
+        if s.ring > 1:  # hidden behind the attention to the keys that are there; partial results are merged in float32
+            a_block += (s.ring - 1) * max(0.0, step / rates.link + COLLECTIVE - attention / s.ring)
+            a_block += s.ring * 14 * own * c.model_dim / s.tensor / rates.copy
+        if size.A:
+            merged = merge_bytes(s.sequence, queries=size.A, heads=c.heads_a, head_dim=c.head_dim, itemsize=b)
+            a_block += merged / rates.link + COLLECTIVE
+        whole += gather_bytes(plan, channels=4 * c.out_visual_dim, itemsize=b) / rates.link + COLLECTIVE
+    if s.tensor > 1:  # the outputs of four products on video tokens are summed over the ranks
+        summed = 2 * (s.tensor - 1) / s.tensor * own * c.model_dim * b
+        a_block += 4 * (summed / rates.link + COLLECTIVE)
+    return n * a_block + whole
+
+
+def _streaming(c: TransformerConfig, s: Setting, rates: Rates, computing: float) -> float:
+    """Seconds of a forward in which it waits for weights, from the host or from the ranks that hold the other parts."""
+    w = transformer_weights(c, s)
+    waiting = 0.0
+    if s.offload == "block":
+        streamed = 0 if s.resident + SLOTS >= w.blocks else w.blocks - s.resident
+        waiting += max(0.0, streamed * w.block / rates.bus - computing)
+    if s.shard > 1:
+        gathered = (s.shard - 1) * w.block / rates.link + COLLECTIVE
+        waiting += w.blocks * max(0.0, gathered - computing / w.blocks) + gathered
+    return waiting
+
+
+def clip(
+    config: TransformerConfig,
+    size: Size,
+    layout: Layout,
+    setting: Setting,
+    rates: Rates,
+    parts: Parts,
+    tiles: TilePlan,
+) -> Seconds:
+    """One clip: `size.steps` steps of `size.lanes` forwards, those of `cfg=2` at once."""
+    one = forward(config, size, setting, rates)
+    step = one.total * size.lanes / layout.cfg
+    if layout.cfg > 1:
+        velocities = size.T * size.Y * size.X * config.out_visual_dim + size.A * config.out_audio_dim
+        step += velocities * setting.itemsize / rates.link + COLLECTIVE
+    read = (size.L + TEMPLATE) * parts.language / rates.linear  # two operations a weight, two bytes a weight
+    text = size.lanes * max(read, parts.language / rates.copy)
+    return Seconds(
+        text, size.steps * step, decode(tiles, layout.world, rates), _moving(config, size, setting, rates, parts)
+    )
+
+
+def decode(tiles: TilePlan, ranks: int, rates: Rates) -> float:
+    """Seconds of decoding a picture whose tiles are dealt to `ranks` ranks."""
+    pixels = sum((TIME * (t.t.latents - 1) + 1) * (SPACE * t.y.latents) * (SPACE * t.x.latents) for t in tiles.tiles)
+    rounds = -(-len(tiles.tiles) // ranks)
+    device = DECODE_OPERATIONS / rates.linear + DECODE_BYTES / rates.elementwise
+    return pixels * (rounds / len(tiles.tiles) * device + DECODE_HOST)
+
+
+def _moving(c: TransformerConfig, size: Size, s: Setting, rates: Rates, parts: Parts) -> float:
+    w = transformer_weights(c, s)
+    seconds = w.modulation / LOCKED if s.modulation == "tables" else 0.0
+    if s.offload == "none":
+        return seconds
+    once = parts.total + w.outer + (w.blocks * w.block if s.offload == "model" else 0)
+    return seconds + once / rates.bus
