@@ -23,7 +23,7 @@ def park(model: Transformer) -> Transformer:
     From then on only `ModulationTables` can compute modulations. The memory is not page-locked: that took 36 s for the
     18.8 GB of Pro, for the sake of copies that happen once a request.
     """
-    for module in _modulations(model):
+    for module in modulation_layers(model):
         for parameter in module.parameters():
             parameter.data = parameter.data.cpu()
     return model
@@ -83,7 +83,7 @@ def _table(
 @contextmanager
 def _visiting(module: nn.Module, device: torch.device) -> Iterator[None]:
     """The modulation weights of `module` on `device`, for as long as this lasts."""
-    at_home = [(parameter, parameter.data) for part in _modulations(module) for parameter in part.parameters()]
+    at_home = [(parameter, parameter.data) for part in modulation_layers(module) for parameter in part.parameters()]
     for parameter, data in at_home:
         parameter.data = data.to(device, non_blocking=True)
     try:
@@ -93,5 +93,5 @@ def _visiting(module: nn.Module, device: torch.device) -> Iterator[None]:
             parameter.data = data
 
 
-def _modulations(module: nn.Module) -> Iterator[Modulation]:
+def modulation_layers(module: nn.Module) -> Iterator[Modulation]:
     return (part for part in module.modules() if isinstance(part, Modulation))
