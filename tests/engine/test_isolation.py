@@ -22,9 +22,9 @@ BETWEEN = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_base):
-    with Engine.load(tiny_base, device="cpu") as engine:
+@pytest.fixture(scope="module", params=["base", "distilled"])
+def engine(request, tiny_base, tiny_distilled):
+    with Engine.load(tiny_base if request.param == "base" else tiny_distilled, device="cpu") as engine:
         yield engine
 
 
@@ -35,6 +35,8 @@ def first(engine):
 
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN.keys())
 def test_a_request_in_between_changes_nothing(engine, first, between):
+    if "guidance" in between and engine.defaults.distilled:
+        pytest.skip("a distilled checkpoint has no other guidance")
     values = {"prompt": "a red circle"} | SMALL | between
     other = engine.generate(ClipRequest(**values))
     again = engine.generate(ClipRequest("a red circle", **SMALL))
@@ -73,4 +75,5 @@ def test_progress_previews_approach_the_clip(engine):
     last = np.abs(distances[-1].numpy() - clip.latents["video"]).max()
     assert len(distances) == SMALL["steps"]
     assert last < np.abs(distances[0].numpy() - clip.latents["video"]).max()
-    assert last < 1e-5, "after the last step the estimate is the result"
+    if not engine.defaults.distilled:  # whose last segment is rolled out, and not one straight line
+        assert last < 1e-5, "after the last step the estimate is the result"
