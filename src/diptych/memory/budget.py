@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from diptych.errors import RequestError
-from diptych.memory.footprint import GIB, MIB, Footprint, Offload, Parts, Setting, Size, footprint
-from diptych.memory.offload import SLOTS
+from diptych.memory.footprint import GIB, MIB, SLOTS, Footprint, Offload, Parts, Setting, Size, footprint
 from diptych.model.config import TransformerConfig
 
 OFFLOADS: tuple[Offload, ...] = ("none", "model", "block")

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diptych.memory.footprint import SLOTS
 from diptych.memory.host import Packed, host_bytes
-
-SLOTS = 2
 
 
 class _Room:
