@@ -63,16 +63,20 @@ def bench_layouts(
     """
     config = config_named(model_name, blocks)
     guided = config.grid == 1
+    layouts = [
+        layout
+        for world in worlds
+        for layout in (layouts_of(world, guided=guided) if only is None else only)
+        if layout.world == world and layout.ulysses <= config.heads
+    ]
+    for layout in layouts:
+        check_fit(layout, config)
     model = random_transformer(config, device, dtype)
     inputs = random_inputs(config, geometry, text_tokens, device, dtype)
-    rows = []
-    for world in worlds:
-        for layout in layouts_of(world, guided=guided) if only is None else only:
-            if layout.world != world or layout.ulysses > config.heads:
-                continue
-            check_fit(layout, config)
-            with _ranks(layout, device, simulate=simulate):
-                rows.append(_measure(layout, model, inputs, geometry, device, repeats, link, guided=guided))
+    rows = [
+        measure_layout(layout, model, inputs, geometry, device=device, repeats=repeats, link=link, simulate=simulate)
+        for layout in layouts
+    ]
     alone = next((row for row in rows if row["ranks"] == 1), None)
     for row in rows:
         if alone is not None:  # a step is both lanes; cfg=2 halves it by running one lane only
@@ -92,6 +96,22 @@ def bench_layouts(
     }
 
 
+def measure_layout(
+    layout: Layout,
+    model: Transformer,
+    inputs: Inputs,
+    geometry: Geometry,
+    *,
+    device: torch.device,
+    repeats: int = 1,
+    link: float = 370e9,
+    simulate: bool = True,
+) -> dict[str, Any]:
+    """One rank's forward under `layout`; as `bench_layouts`, which does this for many. Warmed up once."""
+    with _ranks(layout, device, simulate=simulate):
+        return _measure(layout, model, inputs, geometry, device, repeats, link)
+
+
 def _measure(
     layout: Layout,
     model: Transformer,
@@ -100,22 +120,22 @@ def _measure(
     device: torch.device,
     repeats: int,
     link: float,
-    *,
-    guided: bool,
 ) -> dict[str, Any]:
+    guided = model.config.grid == 1
     grid = model.grid(*geometry.latents, geometry.audio_tokens, tail=False, device=device)
     sharing = sharing_for(layout, device)
     attend, shard = sharing.split(grid.tokens)
+    timestep = inputs.timestep.cpu()[0]
     with torch.no_grad():
         context = model.context(inputs.text, inputs.pooled, None)
         denoiser = Denoiser(model, attend, grid, [context], 1.0, None, shard)
 
         def forward() -> None:
-            denoiser.lane(inputs.video, inputs.audio, inputs.timestep[0], context)
+            denoiser.lane(inputs.video, inputs.audio, timestep, context)
 
         with Traffic() as traffic:
             forward()
-        seconds = median(forward, device, repeats, warmup=1)
+        seconds = median(forward, device, repeats, warmup=0)  # counting bytes was the warm-up
     lanes = GUIDED_LANES // layout.cfg if guided else 1
     sent = traffic.bytes * lanes
     if layout.cfg == 2:  # each half sends its velocity to the other, once a step

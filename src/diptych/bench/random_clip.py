@@ -1,0 +1,117 @@
+"""A whole clip with random weights: denoised and decoded as the engine does it, where no checkpoint is at hand.
+
+Text encoders and the MP4 are left out: the first take a fraction of a second, and noise is no picture to encode.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Generator
+
+from diptych.bench.geometry import Geometry
+from diptych.codecs.audio import decode_audio
+from diptych.codecs.tiles import plan_tiles
+from diptych.codecs.vae_fast import fuse
+from diptych.codecs.video import decode_cost, decode_video
+from diptych.engine.sharing import Sharing
+from diptych.model import tiny
+from diptych.model.transformer import TextContext, Transformer
+from diptych.sampling.denoise import denoise
+from diptych.sampling.denoiser import Denoiser
+from diptych.sampling.latents import Latents
+from diptych.sampling.schedules import FlowSchedule, PiFlowSchedule
+
+GUIDANCE = 5.0
+SHIFT = 5.0
+STEPS, DISTILLED_STEPS = 50, 10
+
+
+@dataclass(frozen=True)
+class Decoders:
+    """The three modules that make picture and sound of latents."""
+
+    vae: Any
+    audio_vae: Any
+    vocoder: Any
+
+    @classmethod
+    def random(cls, device: torch.device, *, small: bool = False) -> Decoders:
+        """Random weights at the released widths (small: at those of the tiny checkpoint), in the engine's dtypes."""
+        from diffusers import AutoencoderKLHunyuanVideo, MMAudioVAE, MMAudioVocoder
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            video = tiny.video_vae() if small else AutoencoderKLHunyuanVideo()
+            sound = tiny.audio_vae(tiny.AUDIO_SCALING_BASE) if small else MMAudioVAE()
+            vocoder = tiny.vocoder() if small else MMAudioVocoder()
+        dtype = torch.float16 if device.type == "cuda" else torch.float32
+        fixed = [part.eval().requires_grad_(False) for part in (video.to(device, dtype), sound, vocoder)]
+        return cls(fuse(fixed[0]), fixed[1].to(device), fixed[2].to(device))
+
+
+def denoised(
+    model: Transformer,
+    contexts: list[TextContext],
+    geometry: Geometry,
+    sharing: Sharing,
+    *,
+    device: torch.device,
+    steps: int | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> tuple[Latents, list[float]]:
+    """Latents after a whole schedule, and the seconds of each step; all ranks of `sharing` call it together.
+
+    contexts: one for a distilled model, else the conditional and the unconditional one. steps: the model's own if
+    None. on_step: called after each, on every rank.
+    """
+    config = model.config
+    distilled = config.grid > 1
+    schedule: FlowSchedule | PiFlowSchedule = (
+        PiFlowSchedule(steps or DISTILLED_STEPS, shift=SHIFT) if distilled else FlowSchedule(steps or STEPS, SHIFT)
+    )
+    T, Y, X = geometry.latents
+    generator = Generator("cpu").manual_seed(2)
+    noise = Latents(
+        torch.randn(1, T, Y, X, config.in_visual_dim, generator=generator),
+        torch.randn(1, geometry.audio_tokens, config.in_audio_dim, generator=generator),
+    )
+    grid = model.grid(T, Y, X, geometry.audio_tokens, tail=False, device=device)
+    attend, shard = sharing.split(grid.tokens)
+    guidance = GUIDANCE if len(contexts) == 2 else 1.0
+    denoiser = Denoiser(model, attend, grid, contexts, guidance, None, shard, sharing.combine)
+    ends = [_now(device)]
+
+    def after(index: int, clean: Callable[[], Latents]) -> None:
+        ends.append(_now(device))
+        if on_step is not None:
+            on_step(index)
+
+    latents = denoise(denoiser.velocity, schedule, noise.to(device), after)
+    return latents, [b - a for a, b in pairwise(ends)]
+
+
+def decoded(latents: Latents, decoders: Decoders, geometry: Geometry, *, budget: int | None = None) -> dict[str, float]:
+    """Seconds of decoding picture and sound. budget: bytes, as `decode_memory`."""
+    vae = decoders.vae
+    device = latents.video.device
+    plan = plan_tiles(*geometry.latents, budget, decode_cost(vae))
+    start = _now(device)
+    decode_video(vae, latents.video.permute(0, 4, 1, 2, 3), plan)
+    between = _now(device)
+    assert latents.audio is not None
+    samples = math.ceil(geometry.frames / 24 * 44_100)
+    decode_audio(decoders.audio_vae, decoders.vocoder, latents.audio.permute(0, 2, 1), samples)
+    return {"decode": between - start, "sound": _now(device) - between}
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
