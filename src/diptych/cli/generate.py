@@ -58,6 +58,9 @@ def generate(
     cache: Annotated[
         str | None, _option("Predict some forwards: NAME[:threshold,max_run,retention], such as magcache.")
     ] = None,
+    pipefusion: Annotated[
+        str | None, _option("With --layout pipeline=P: WARMUP,PATCHES, such as 2,8. An approximation.")
+    ] = None,
     decode_memory: Annotated[
         str | None, _option("What decoding may take, such as 6GiB; less means tiles. Default: as diffusers decodes.")
     ] = None,
@@ -97,6 +100,7 @@ def generate(
         "precision": precision,
         "modulation": modulation,
         "cache": cache,
+        "pipefusion": pipefusion,
         "decode_memory": decode_memory,
         "device": device,
         "layout": layout,

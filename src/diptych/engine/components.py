@@ -26,6 +26,7 @@ from diptych.model.components import (
 )
 from diptych.model.loading import load_transformer
 from diptych.model.transformer import Transformer
+from diptych.parallel.stages import stage_blocks
 
 _MIB = 1 << 20
 
@@ -45,10 +46,17 @@ class Components:
 
     @classmethod
     def load(
-        cls, options: Options, device: torch.device, *, first: bool, on_progress: OnProgress | None = None
+        cls,
+        options: Options,
+        device: torch.device,
+        *,
+        first: bool,
+        stage: int = 0,
+        on_progress: OnProgress | None = None,
     ) -> Components:
         """Stream the weights in. `first`: this rank also reads texts and images and decodes.
 
+        stage: of the pipeline. No other stage's blocks are read or held.
         The video VAE runs in float16 where the transformer does not run in float32 (as the authors run it), CLIP and
         everything that makes sound in float32 as stored.
         """
@@ -69,6 +77,8 @@ class Components:
 
             with torch.device("meta"):
                 transformer = Transformer(checkpoint.transformer)
+                blocks = checkpoint.transformer.num_visual_blocks
+                transformer.hold(stage_blocks(blocks, options.layout.pipeline, stage))
                 if options.precision == "fp8":
                     quantise(transformer)
             load_transformer(transformer, checkpoint, device=device, dtype=dtype, on_bytes=on_bytes)

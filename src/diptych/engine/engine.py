@@ -15,12 +15,14 @@ from typing import Protocol, Self
 from diptych.engine.components import Components
 from diptych.engine.options import (
     Options,
+    check_cache,
     check_room,
     pick_bytes,
     pick_cache,
     pick_device,
     pick_dtype,
     pick_modulation,
+    pick_pipefusion,
     pick_precision,
 )
 from diptych.engine.order import Order, take_batch
@@ -69,9 +71,12 @@ class Engine:
     by the next.
     """
 
-    def __init__(self, checkpoint: Checkpoint, executor: Executor, cache: CachePlan | None = None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, executor: Executor, cache: CachePlan | None = None, layout: Layout | None = None
+    ) -> None:
         self.checkpoint = checkpoint
         self._cache = cache
+        self._layout = layout or Layout()
         self._executor: Executor | None = executor
         self._lock = threading.Lock()
         self._working: int | None = None  # the thread that holds the lock
@@ -87,6 +92,7 @@ class Engine:
         precision: str = "exact",
         modulation: str = "resident",
         cache: str | None = None,
+        pipefusion: str | None = None,
         decode_memory: str | int | None = None,
         step_timeout: float = STEP_TIMEOUT,
         trace: str | Path | None = None,
@@ -105,6 +111,9 @@ class Engine:
         steps' modulations first. The same bits, and 9 to 19 GB less on the device for Pro.
         cache: predict some forwards from earlier ones, such as `magcache` or `magcache:0.12,2,0.2` (threshold, longest
         run, share of steps computed first): an approximation that every report names. Default: none.
+        pipefusion: with a layout such as `pipeline=2`, `WARMUP,PATCHES`: so many first steps are exact, and so many
+        patches follow each other through the stages; default 2 steps, and 2 patches a stage. An approximation that
+        every report names.
         decode_memory: what decoding the picture may take, such as `6GiB`: with less than the default needs, the picture
         is decoded in tiles, whose seams are blended. Default: windows in time only, as diffusers does.
         step_timeout: seconds that ranks may be silent before they are taken for hung.
@@ -129,6 +138,8 @@ class Engine:
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
         check_fit(plan, checkpoint.transformer)
         chosen = pick_cache(cache, checkpoint)
+        pipe = pick_pipefusion(pipefusion, plan)
+        check_cache(chosen, plan)
         folder = None
         if trace is not None:
             folder = Path(trace).absolute()
@@ -145,8 +156,9 @@ class Engine:
             precision=kind,
             exact_steps=exact_steps,
             modulation=pick_modulation(modulation),
+            pipe=pipe,
         )
-        return cls(checkpoint, _executor(options, on_progress, joined), chosen)
+        return cls(checkpoint, _executor(options, on_progress, joined), chosen, plan)
 
     @property
     def defaults(self) -> ClipDefaults:
@@ -171,6 +183,7 @@ class Engine:
     ) -> list[Clip] | None:
         """Make several clips in one batch: equal in all but prompt, negative, image and seed. Else as `generate`."""
         plan = self._cache if cache is None else pick_cache(cache, self.checkpoint)
+        check_cache(plan, self._layout)
         orders = take_batch(requests, self.defaults, plan)
         with self._alone("generate"):
             if self._executor is None:

@@ -17,6 +17,7 @@ from diptych.errors import LayoutError, RequestError
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 from diptych.sampling.caches import CachePlan
+from diptych.sampling.pipefusion import PipeSettings
 
 Precision = Literal["exact", "fp8"]
 Modulation = Literal["resident", "tables"]
@@ -33,6 +34,7 @@ class Options:
     precision: exact, or fp8 for products on video tokens and video self-attention.
     exact_steps: in how many of the first steps attention stays exact all the same.
     modulation: whether its weights stay on the device, or only tables of what they give for each step.
+    pipe: how patches pass through a layout with several pipeline stages; None for one with a single stage.
     """
 
     checkpoint: Checkpoint
@@ -45,6 +47,7 @@ class Options:
     precision: Precision = "exact"
     exact_steps: int = 0
     modulation: Modulation = "resident"
+    pipe: PipeSettings | None = None
 
     @property
     def kernels(self) -> dict[Role, str]:
@@ -129,6 +132,25 @@ def pick_cache(text: str | None, checkpoint: Checkpoint) -> CachePlan | None:
     if text is not None and not isinstance(text, str):
         raise RequestError("cache", text, "a text, such as none")
     return None if text is None or text.strip() == "none" else CachePlan.of(text, checkpoint)
+
+
+def pick_pipefusion(text: str | None, layout: Layout) -> PipeSettings | None:
+    """How patches pass through the stages of a layout; None where it has one stage. Raises `RequestError`."""
+    if layout.pipeline == 1:
+        if text is not None:
+            raise RequestError("pipefusion", text, f"it goes with a layout such as pipeline=2, not with {layout}")
+        return None
+    return PipeSettings.parse(text, layout.pipeline)
+
+
+def check_cache(cache: CachePlan | None, layout: Layout) -> None:
+    """Raise `RequestError` for a step cache where PipeFusion reuses earlier steps already."""
+    if cache is not None and layout.pipeline > 1:
+        raise RequestError(
+            "cache",
+            cache.settings.name,
+            f"layout {layout} reuses keys and values of earlier steps already; none, or a layout without pipeline",
+        )
 
 
 def check_room(layout: Layout, device: torch.device, ranks_here: int) -> None:

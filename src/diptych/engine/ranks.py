@@ -93,8 +93,9 @@ def join(
         dist.init_process_group(backend, timeout=patience, store=store, rank=rank, world_size=world)
     control = dist.new_group(backend="gloo", timeout=patience)
     assert isinstance(control, dist.ProcessGroup)
-    sharing = sharing_for(options.layout, device, options.kernels)
-    components = Components.load(options, device, first=rank == 0, on_progress=on_progress)
+    sharing = sharing_for(options.layout, device, options.kernels, options.pipe)
+    stage = options.layout.stage(rank)
+    components = Components.load(options, device, first=rank == 0, stage=stage, on_progress=on_progress)
     return Team(Runner(components, sharing, rank), control)
 
 

@@ -58,12 +58,14 @@ class Result:
     """Finished latents, channels last, float32, and how many forwards all lanes asked for together.
 
     cached: what a step cache has to report. trace: what this rank did with its time, if that was to be told.
+    approximate: what was not exact in the denoising, a sentence each.
     """
 
     latents: Latents
     forwards: int
     trace: RankTrace | None = None
     cached: dict[str, Any] | None = None
+    approximate: tuple[str, ...] = ()
 
 
 class Runner:
@@ -135,6 +137,7 @@ class Runner:
             self.sharing.combine,
             exact=attend.exact(),
             exact_steps=c.options.exact_steps,
+            pipe=None if self.sharing.pipe is None else self.sharing.pipe(shard),
         )
 
     @torch.no_grad()
@@ -147,7 +150,7 @@ class Runner:
             sound = r.A > 0
             denoiser.tables = ModulationTables(c.transformer, schedule.timesteps, denoiser.contexts, audio=sound)
         cache = denoiser.cache = None if job.cache is None else job.cache.start(r, self.sharing.agreement)
-        tracer = None if c.options.trace is None else Tracer(self.rank, device, c.transformer.fused_blocks)
+        tracer = None if c.options.trace is None else Tracer(self.rank, device, c.transformer.held_blocks)
         with stages.stage("denoise", r.steps) as advance, tracer or nullcontext():
 
             def on_step(index: int, clean: Callable[[], Latents]) -> None:
@@ -160,7 +163,9 @@ class Runner:
 
             latents = denoise(denoiser.velocity, schedule, job.noise.to(device), on_step)
         cached = None if cache is None else cache.report()
-        return Result(latents, denoiser.forwards, None if tracer is None else tracer.trace, cached)
+        told = None if denoiser.pipe is None else denoiser.pipe.approximate(r.steps)
+        approximate = () if told is None else (told,)
+        return Result(latents, denoiser.forwards, None if tracer is None else tracer.trace, cached, approximate)
 
     @torch.no_grad()
     def finish(
@@ -195,6 +200,7 @@ class Runner:
                 **c.describe(),
                 **_forwards(order, result),
                 "notes": list(notes),
+                **({"approximate": list(result.approximate)} if result.approximate else {}),
                 "seconds": {name: round(seconds, 4) for name, seconds in stages.seconds.items()},
                 **traced,
             }

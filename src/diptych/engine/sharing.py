@@ -12,23 +12,28 @@ from diptych.errors import LayoutError
 from diptych.model.config import TransformerConfig
 from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
 from diptych.parallel.agreement import Agreement
+from diptych.parallel.patches import PatchAttend, PatchShard
+from diptych.parallel.stages import Stages
 from diptych.sampling.denoiser import Combine, combine_serial
 from diptych.sampling.forward import Shard
 from diptych.sampling.latents import Latents
+from diptych.sampling.pipefusion import PipeFusion, PipeSettings
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """split: for a number of video tokens, who attends and who holds which tokens (None: all here). Both kinds of
-    `Attend` have an `exact` form.
+    """split: for a number of video tokens, who attends and who holds which tokens (None: all here). Every kind of
+    `Attend` here has an `exact` form.
 
+    pipe: for the patches that `split` made, the pipeline of one request; None where no blocks are elsewhere.
     combine: how the lanes of guidance are run and put together.
     agreement: how all ranks come to the same decision.
     """
 
-    split: Callable[[int], tuple[LocalAttend | SequenceAttend, Shard | None]]
+    split: Callable[[int], tuple[LocalAttend | SequenceAttend | PatchAttend, Shard | None]]
     combine: Combine
     agreement: Agreement = field(default_factory=Agreement)
+    pipe: Callable[[Shard | None], PipeFusion] | None = None
 
 
 def alone(kernels: Mapping[Role, str] | None = None) -> Sharing:
@@ -37,12 +42,24 @@ def alone(kernels: Mapping[Role, str] | None = None) -> Sharing:
     return Sharing(lambda tokens: (attend, None), combine_serial)
 
 
-def sharing_for(layout: Layout, device: torch.device, kernels: Mapping[Role, str] | None = None) -> Sharing:
-    """This rank's part in a layout. All ranks of the process group call it together. kernels: as for `alone`."""
+def sharing_for(
+    layout: Layout,
+    device: torch.device,
+    kernels: Mapping[Role, str] | None = None,
+    pipe: PipeSettings | None = None,
+) -> Sharing:
+    """This rank's part in a layout. All ranks of the process group call it together.
+
+    kernels: as for `alone`. pipe: how patches pass through a layout with several pipeline stages.
+    """
     mesh = layout.mesh(device.type)
     pair = GuidancePair(mesh)
+    stages = Stages.from_mesh(mesh)
 
-    def split(tokens: int) -> tuple[LocalAttend | SequenceAttend, Shard | None]:
+    def split(tokens: int) -> tuple[LocalAttend | SequenceAttend | PatchAttend, Shard | None]:
+        if pipe is not None:
+            patches = PatchShard(tokens, pipe.patches, mesh)
+            return PatchAttend(patches, kernel=kernels or {}), patches
         if layout.sequence == 1:
             return LocalAttend(kernels or {}), None
         shard = TokenShard(tokens, mesh)
@@ -55,7 +72,16 @@ def sharing_for(layout: Layout, device: torch.device, kernels: Mapping[Role, str
         guided = pair.combine([video] if audio is None else [video, audio], guidance)
         return Latents(guided[0], None if audio is None else guided[1])
 
-    return Sharing(split, combine if pair.split else combine_serial, Agreement.of_all_ranks())
+    def pipeline(shard: Shard | None) -> PipeFusion:
+        assert pipe is not None and isinstance(shard, PatchShard)
+        return PipeFusion(stages, shard, pipe, together=not pair.split)
+
+    return Sharing(
+        split,
+        combine if pair.split else combine_serial,
+        Agreement.of_all_ranks(),
+        None if pipe is None else pipeline,
+    )
 
 
 def check_fit(layout: Layout, config: TransformerConfig) -> None:
@@ -63,6 +89,11 @@ def check_fit(layout: Layout, config: TransformerConfig) -> None:
     if layout.cfg == 2 and config.grid > 1:
         raise LayoutError(
             "layout cfg=2 is not accepted: a distilled checkpoint has no guidance to split; use ulysses=2."
+        )
+    if layout.pipeline > config.num_visual_blocks:
+        raise LayoutError(
+            f"layout pipeline={layout.pipeline} is not accepted: the model has {config.num_visual_blocks} blocks to "
+            f"split; at most {config.num_visual_blocks}."
         )
     if layout.ulysses > config.heads:
         raise LayoutError(

@@ -160,6 +160,11 @@ class Transformer(nn.Module):
             if index not in blocks:
                 self.visual_transformer_blocks[index] = BlockElsewhere()
 
+    @property
+    def held_blocks(self) -> Sequence[FusedBlock]:
+        """The fused blocks that are here."""
+        return [block for block in self.fused_blocks if isinstance(block, FusedBlock)]
+
     # -- once a request ------------------------------------------------------------------------------------------
 
     def context(self, text_BLE: Tensor, pooled_BE: Tensor, mask_BL: Tensor | None) -> TextContext:

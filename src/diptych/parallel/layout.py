@@ -11,10 +11,10 @@ from diptych.errors import LayoutError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-MESH_DIMS = ("cfg", "ring", "ulysses")
-"""Rank order: rank = (c * ring + r) * ulysses + u."""
+MESH_DIMS = ("cfg", "pipeline", "ring", "ulysses")
+"""Rank order: rank = ((c * pipeline + p) * ring + r) * ulysses + u."""
 
-_LATER = ("pipeline", "tensor", "shard")
+_LATER = ("tensor", "shard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,9 @@ class Layout:
     """Ranks along each axis; their product is the number of processes.
 
     cfg: 2 computes the conditional and the unconditional pass of guidance on two halves of the ranks.
+    pipeline: splits the blocks; patches of the video tokens follow each other through them, an approximation.
     ring, ulysses: split the video tokens; Ulysses also splits the heads, a ring passes keys and values round.
-    pipeline, tensor, shard: not available yet, and refused by name.
+    tensor, shard: not available yet, and refused by name.
 
     Raises `LayoutError` for a value that cannot be built.
     """
@@ -82,7 +83,7 @@ class Layout:
     @property
     def world(self) -> int:
         """Number of processes."""
-        return self.cfg * self.sequence
+        return self.cfg * self.pipeline * self.sequence
 
     @property
     def sequence(self) -> int:
@@ -102,4 +103,9 @@ class Layout:
         running = dist.get_world_size()
         if running != self.world:
             raise LayoutError(f"layout {self} needs {self.world} ranks, {running} are running.")
-        return init_device_mesh(device_type, (self.cfg, self.ring, self.ulysses), mesh_dim_names=MESH_DIMS)
+        sizes = (self.cfg, self.pipeline, self.ring, self.ulysses)
+        return init_device_mesh(device_type, sizes, mesh_dim_names=MESH_DIMS)
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank."""
+        return rank // self.sequence % self.pipeline

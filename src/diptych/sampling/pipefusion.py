@@ -6,20 +6,23 @@ in the end is the pass with the last patch, for which all keys are this step's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from diptych.errors import RequestError
 from diptych.model.ops import Rope
 from diptych.model.transformer import Streams
 from diptych.parallel.patches import BlockCaches, PatchAttend, PatchShard
 from diptych.parallel.stages import Stages, stage_blocks
 from diptych.sampling.forward import Forward
 from diptych.sampling.latents import Latents
+
+MOST_STEPS, MOST_PATCHES = 1000, 64
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,18 @@ class PipeSettings:
     warmup: int
     patches: int
 
-    def describe(self, steps: int, patches: int) -> dict[str, Any] | None:
-        """What a report tells, or None where every step is exact."""
-        stale = max(steps - self.warmup, 0)
-        if stale == 0 or patches == 1:
-            return None
-        return {"name": "pipefusion", "warmup": self.warmup, "patches": patches, "approximate_steps": stale}
+    @classmethod
+    def parse(cls, text: str | None, stages: int) -> PipeSettings:
+        """Read `WARMUP` or `WARMUP,PATCHES`; by default 2 exact steps and 2 patches a stage. Raises `RequestError`."""
+        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:,\s*(\d{1,3})\s*)?", "2" if text is None else str(text), re.ASCII)
+        warmup, patches = (0, 0) if match is None else (int(match[1]), int(match[2] or 2 * stages))
+        if not (1 <= warmup <= MOST_STEPS and 1 <= patches <= MOST_PATCHES):
+            raise RequestError(
+                "pipefusion",
+                text,
+                f"WARMUP or WARMUP,PATCHES, such as 2,8: 1 to {MOST_STEPS} exact steps, 1 to {MOST_PATCHES} patches",
+            )
+        return cls(warmup, patches)
 
 
 @dataclass
@@ -53,6 +62,16 @@ class PipeFusion:
     settings: PipeSettings
     together: bool = True
     caches: dict[tuple[int, int], BlockCaches] = field(default_factory=dict)
+
+    def approximate(self, steps: int) -> str | None:
+        """What a report of a request with `steps` steps has to say; None where all of them were exact."""
+        stale, patches = steps - self.settings.warmup, self.shard.patches
+        if stale <= 0 or patches == 1:
+            return None
+        return (
+            f"pipefusion: in {stale} of {steps} steps each of {patches} patches saw those behind it "
+            "as they were a step before"
+        )
 
     def lanes(self, forwards: Sequence[Forward]) -> list[Callable[[], Latents]]:
         """For each lane a function that gives its velocity: whole, alike on every rank."""

@@ -1,0 +1,1 @@
+from ranks import ranks  # noqa: F401 - the fixture
