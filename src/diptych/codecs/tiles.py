@@ -6,7 +6,6 @@ be dealt to ranks. Units: latents are cells of the latent video; positions are f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -163,7 +162,7 @@ def decode_peak(T: int, Y: int, X: int, budget: int | None = None, cost: TileCos
     except RequestError:
         sides = [(rows[0].latents, columns[0].latents) for rows, columns in _grids_of(Y, X)]
     longest = max(span.latents for span in _windows(T))
-    return math.ceil(min(cost.peak(longest, y, x, SPACE * Y, SPACE * X) for y, x in sides))
+    return int(min(cost.peak(longest, y, x, SPACE * Y, SPACE * X) for y, x in sides)) + 1
 
 
 def whole_plan(T: int, Y: int, X: int) -> TilePlan:

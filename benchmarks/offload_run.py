@@ -1,0 +1,399 @@
+"""Offload on one GPU: what each setting takes under a cap of the allocator, and what it costs beside resident weights.
+
+    python benchmarks/offload_run.py OUT.json [--sections lite,text,decode,pro,fp8] [--seconds 240] [--quick]
+
+Random weights at the released sizes, 864x480, 125 frames (`--quick`: toy sizes, on any device). Each setting is planned
+by `diptych.memory.budget` for its cap, the cap is put on torch's allocator, and two forwards run: the first brings the
+weights in, the second is timed. Outputs are compared with those of resident weights, bit by bit. About 200 s on an
+H200; needs 60 GB of host memory, which all settings share. Results are written after every section.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diptych.attention import Attend, LocalAttend, Role
+from diptych.bench.forward import relative
+from diptych.bench.geometry import Geometry, config_named, random_inputs, random_transformer
+from diptych.bench.random_clip import Decoders
+from diptych.bench.timing import once
+from diptych.codecs.tiles import decode_peak, plan_tiles
+from diptych.codecs.vae_fast import FastDecoder
+from diptych.codecs.video import decode_cost, decode_video
+from diptych.memory import fp8
+from diptych.memory.budget import Plan, Planner
+from diptych.memory.footprint import GIB, RELEASED, Parts, Setting, Size, transformer_weights
+from diptych.memory.host import host_bytes
+from diptych.memory.offload import Offloaded
+from diptych.memory.tables import modulation_layers, park
+from diptych.model.transformer import Transformer
+
+QUICK = "--quick" in sys.argv
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+SIZE = Geometry.parse("96x64x9" if QUICK else "864x480x125")
+TEXT = 9 if QUICK else 200
+START = time.perf_counter()
+PARTS = Parts(language=0, language_layer=0, language_layers=0, clip=0, vae=0, sound=0) if QUICK else RELEASED
+
+
+def sync() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def tidy() -> None:
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def cap(gib: float | None) -> None:
+    """Let torch's allocator have so much and no more; None: all."""
+    if DEVICE.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if gib is None else gib * GIB / total)
+
+
+def measured(call: Callable[[], Any], repeats: int = 1) -> dict[str, Any]:
+    """One call that may still bring weights in, then `repeats` timed ones; peaks over all of them."""
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    call()
+    sync()
+    first = time.perf_counter() - start
+    times = [once(call, DEVICE) for _ in range(repeats)]
+    sync()
+    told = {"first": first, "seconds": min(times, default=first)}
+    if DEVICE.type == "cuda":
+        told["allocated GiB"] = torch.cuda.max_memory_allocated() / GIB
+        told["reserved GiB"] = torch.cuda.max_memory_reserved() / GIB
+    return told
+
+
+def resident_memory() -> float:
+    """GiB of this process in host memory."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024 / GIB
+
+
+class Host:
+    """Host memory for all settings, locked once; its size and the time that took."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.told: dict[str, float] = {}
+
+    def of(self, nbytes: int) -> torch.Tensor:
+        if nbytes > self.memory.numel():
+            self.memory = torch.empty(0, dtype=torch.uint8)
+            gc.collect()
+            before, start = resident_memory(), time.perf_counter()
+            self.memory = host_bytes(nbytes, page_locked=DEVICE.type == "cuda")
+            seconds = time.perf_counter() - start
+            self.told = {
+                "GiB": nbytes / GIB,
+                "seconds": seconds,
+                "GiB a second": nbytes / GIB / seconds,
+                "resident GiB more": resident_memory() - before,
+                "page-locked": float(self.memory.is_pinned()) if DEVICE.type == "cuda" else 0.0,
+            }
+        return self.memory[:nbytes]
+
+
+HOST = Host()
+
+
+class Bench:
+    """One transformer with random weights, and one forward of it with modulations computed before."""
+
+    def __init__(self, name: str, attend: Attend | None = None) -> None:
+        self.config = config_named("tiny" if QUICK else name)
+        self.model: Transformer = random_transformer(self.config, DEVICE, DTYPE)
+        self.attend = attend or LocalAttend()
+        inputs = self.inputs = random_inputs(self.config, SIZE, TEXT, DEVICE, DTYPE)
+        with torch.no_grad():
+            self.context = self.model.context(inputs.text, inputs.pooled, None)
+            self.modulations = self.model.modulations(inputs.timestep, self.context, audio=True)
+        self.grid = self.model.grid(*SIZE.latents, SIZE.audio_tokens, tail=False, device=DEVICE)
+        T, Y, X = SIZE.latents
+        self.size = Size(T=T, Y=Y, X=X, A=SIZE.audio_tokens, L=TEXT)
+        self.out: tuple[torch.Tensor, ...] = ()
+
+    @torch.no_grad()
+    def forward(self) -> None:
+        self.out = ()
+        m = self.model
+        streams = m.embed(self.inputs.video, self.inputs.audio, self.context, self.grid, self.modulations, self.attend)
+        self.out = self._head(m, streams)
+
+    def _head(self, m: Transformer, streams: Any) -> tuple[torch.Tensor, ...]:
+        video, audio = m.head(m.blocks(streams, self.attend, own=True))
+        assert audio is not None
+        return video, audio
+
+    def setting(self, **changes: Any) -> Setting:
+        base = Setting(itemsize=DTYPE.itemsize, modulation="tables", fused=DEVICE.type == "cuda")
+        return replace(base, **changes)
+
+    def plan(self, gib: float, setting: Setting) -> Plan:
+        planner = Planner(self.config, PARTS)
+        plan = planner.plan(self.size, setting, lambda budget: 0, int(gib * GIB))
+        assert plan is not None, f"no plan within {gib} GiB"
+        return plan
+
+    def rows(self, chunks: int) -> None:
+        for block in self.model.fused_blocks:
+            block.video_dec_block.feed_forward.rows = None if chunks == 1 else -(-self.size.tokens // chunks)
+
+    def offloaded(self) -> tuple[Offloaded, float]:
+        """The model's weights, moved to the host memory that all settings share, and the seconds that took."""
+        layers = self.model.fused_blocks
+        kept = list(modulation_layers(self.model))
+        parameters = [p for p in (*self.model.parameters(), *self.model.buffers())]
+        HOST.of(sum(p.numel() * p.element_size() + 256 for p in parameters))
+        start = time.perf_counter()
+        moved = Offloaded(self.model, DEVICE, layers, leave_out=kept, host=HOST.memory)
+        return moved, time.perf_counter() - start
+
+    def under(self, gib: float, moved: Offloaded, setting: Setting, want: Any, repeats: int = 1) -> dict[str, Any]:
+        """One setting under its cap."""
+        plan = self.plan(gib, setting)
+        chosen = plan.setting
+        self.rows(chosen.chunks)
+        moved.drop()
+        self.out = ()
+        tidy()
+        cap(gib)
+        resident = chosen.resident if chosen.offload == "block" else None
+        fetched = moved.fetched
+        try:
+
+            def call() -> None:
+                moved.load(resident)
+                self.forward()
+
+            told = measured(call, repeats)
+        finally:
+            cap(None)
+            self.rows(1)
+        told |= {
+            "cap GiB": gib,
+            "predicted GiB": plan.footprint.phases["denoise"].peak / GIB,
+            "resident blocks": len(self.model.fused_blocks) if resident is None else resident,
+            "chunks": chosen.chunks,
+            "fetched GiB": (moved.fetched - fetched) / GIB,
+            "equal": [torch.equal(a, b) for a, b in zip(self.out, want, strict=True)],
+            "difference": [relative(a, b) for a, b in zip(self.out, want, strict=True)],
+        }
+        moved.drop()
+        return told
+
+
+def transformer(name: str, caps: dict[str, tuple[float, dict[str, Any]]], quantised: bool) -> dict[str, Any]:
+    """Resident, then every setting of `caps`: label to cap in GiB and changes of the setting."""
+    attend = LocalAttend({Role.VISUAL_SELF: "fa3-fp8"}) if quantised and DEVICE.type == "cuda" and not QUICK else None
+    bench = Bench(name, attend)
+    result: dict[str, Any] = {}
+    if not quantised:
+        told = measured(bench.forward)
+        weights = transformer_weights(bench.config, bench.setting(modulation="resident"))
+        told["predicted weights GiB"] = weights.total / GIB
+        result["resident, with modulation (model offload)"] = told
+    start = time.perf_counter()
+    park(bench.model)
+    result["modulation parked in"] = time.perf_counter() - start
+    if quantised:
+        fp8.quantise(bench.model)
+    tidy()
+    result["resident"] = measured(bench.forward, 2)
+    want = tuple(x.clone() for x in bench.out)
+    moved, seconds = bench.offloaded()
+    precision = "fp8" if quantised else "exact"
+    weights = transformer_weights(bench.config, bench.setting(precision=precision))
+    result["host"] = {
+        "moved in": seconds,
+        "GiB": moved.host_bytes / GIB,
+        "predicted GiB": (weights.total - weights.modulation) / GIB,
+        **{f"locking: {key}": value for key, value in HOST.told.items()},
+    }
+    for label, (gib, changes) in caps.items():
+        if time.perf_counter() - START > LIMIT:
+            result[label] = "left out: no time"
+            continue
+        try:
+            result[label] = bench.under(gib, moved, bench.setting(precision=precision, **changes), want)
+            result[label]["over resident"] = result[label]["seconds"] / result["resident"]["seconds"]
+        except (torch.OutOfMemoryError, AssertionError) as error:
+            result[label] = f"{type(error).__name__}: {error}"
+            moved.drop()
+    return result
+
+
+def text() -> dict[str, Any]:
+    """The language model of the released size, layer by layer under a cap of 10 GiB and whole."""
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel
+
+    sizes = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    if QUICK:
+        sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4}
+    config = Qwen2_5_VLTextConfig(
+        **sizes,
+        num_key_value_heads=4,
+        vocab_size=64 if QUICK else 152_064,
+        rope_parameters={
+            "rope_type": "default",
+            "mrope_section": [1, 2, 3] if QUICK else [16, 24, 24],
+            "rope_theta": 1e6,
+        },
+    )
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(DTYPE)
+        model = Qwen2_5_VLTextModel(config).eval().requires_grad_(False)
+        torch.set_default_dtype(before)
+    ids = torch.arange(TEXT + 129, device=DEVICE)[None] % config.vocab_size
+    out: list[torch.Tensor] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            out[:] = [model(input_ids=ids, use_cache=False).last_hidden_state]
+
+    result: dict[str, Any] = {"resident": measured(call)}
+    want = out[0]
+    HOST.of(sum(p.numel() * p.element_size() + 256 for p in (*model.parameters(), *model.buffers())))
+    moved = Offloaded(model, DEVICE, list(model.layers), host=HOST.memory)
+    for label, resident, gib in (("layer by layer", 0, 10.0), ("whole", None, 14.5)):
+        moved.drop()
+        tidy()
+        cap(gib)
+
+        def visit(resident: int | None = resident) -> None:
+            moved.load(resident)
+            call()
+            moved.drop()
+
+        result[label] = measured(visit) | {"cap GiB": gib, "equal": torch.equal(out[0], want)}
+        cap(None)
+    return result
+
+
+def decode() -> dict[str, Any]:
+    """The video VAE under the caps that the denoiser has."""
+    vae = Decoders.random(DEVICE, small=QUICK).vae
+    T, Y, X = SIZE.latents
+    latents = torch.randn(1, 16, T, Y, X, device=DEVICE)
+    cost = decode_cost(vae)
+    moved = Offloaded(vae, DEVICE, on_drop=vae.decoder.release if isinstance(vae.decoder, FastDecoder) else None)
+    result: dict[str, Any] = {}
+    for gib in (20.0, 14.5, 10.0, 6.5):
+        budget = int(gib * GIB * 0.97)
+        plan = plan_tiles(T, Y, X, budget, cost)
+        tidy()
+        cap(gib)
+
+        def call(plan: Any = plan) -> None:
+            moved.load()
+            decode_video(vae, latents, plan)
+
+        result[f"within {gib} GiB"] = measured(call) | {
+            "tiles": len(plan.tiles),
+            "predicted GiB": decode_peak(T, Y, X, budget, cost) / GIB,
+        }
+        moved.drop()
+        cap(None)
+    return result
+
+
+SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "lite": lambda: transformer(
+        "lite", {"model, 10 GiB": (10.0, {"offload": "model"}), "block, 4 GiB": (4.0, {"offload": "block"})}, False
+    ),
+    "text": text,
+    "decode": decode,
+    "pro": lambda: transformer(
+        "pro",
+        {
+            "block, 20 GiB": (20.0, {"offload": "block"}),
+            "block, 14.5 GiB": (14.5, {"offload": "block"}),
+            "block, 14.5 GiB, 8 chunks": (14.5, {"offload": "block", "chunks": 8}),
+            "model, 72 GiB": (72.0, {"offload": "model"}),
+            "block, 6.5 GiB": (6.5, {"offload": "block"}),
+        },
+        False,
+    ),
+    "fp8": lambda: transformer(
+        "pro",
+        {
+            "block, 34 GiB": (34.0, {"offload": "block"}),
+            "block, 32 GiB": (32.0, {"offload": "block"}),
+            "block, 14.5 GiB": (14.5, {"offload": "block"}),
+        },
+        True,
+    ),
+}
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    chosen = list(SECTIONS)
+    if "--sections" in sys.argv:
+        chosen = sys.argv[sys.argv.index("--sections") + 1].split(",")
+    results: dict[str, Any] = {"geometry": str(SIZE), "torch": torch.__version__}
+    if "pro" in chosen:  # the largest first, so that host memory is locked once
+        config = config_named("tiny" if QUICK else "pro")
+        weights = transformer_weights(config, Setting(itemsize=DTYPE.itemsize))
+        HOST.of(weights.total - weights.modulation + (64 << 20))
+    results["host"] = dict(HOST.told)
+    for name in chosen:
+        start = time.perf_counter()
+        if start - START > LIMIT:
+            results[name] = "left out: no time"
+        else:
+            try:
+                results[name] = SECTIONS[name]()
+            except Exception as error:
+                results[name] = f"{type(error).__name__}: {error}"
+                cap(None)
+        results[f"{name} took"] = time.perf_counter() - start
+        out.write_text(json.dumps(results, indent=1))
+        tidy()
+    show(results, chosen)
+
+
+def show(results: dict[str, Any], chosen: list[str]) -> None:
+    print(f"\n{SIZE}, {DEVICE}; host memory: " + json.dumps(results["host"]))
+    columns = ("cap GiB", "predicted GiB", "allocated GiB", "reserved GiB", "first", "seconds", "over resident")
+    print(f"{'':38}" + "".join(f"{name.removesuffix(' GiB'):>15}" for name in columns) + "  blocks chunks equal")
+    for name in chosen:
+        told = results[name]
+        if isinstance(told, str):
+            print(f"{name}: {told}")
+            continue
+        for label, row in told.items():
+            if not isinstance(row, dict) or "seconds" not in row:
+                print(f"  {name}, {label}: {row}")
+                continue
+            cells = "".join(f"{row[key]:15.3f}" if key in row else f"{'':15}" for key in columns)
+            ends = f"  {row.get('resident blocks', '')!s:>6} {row.get('chunks', row.get('tiles', ''))!s:>6}"
+            print(f"{name + ', ' + label:38}{cells}{ends} {row.get('equal', '')}")
+    print(f"all: {time.perf_counter() - START:.0f} s")
+
+
+LIMIT = float(sys.argv[sys.argv.index("--seconds") + 1]) - 25 if "--seconds" in sys.argv else 215.0
+
+if __name__ == "__main__":
+    main()
