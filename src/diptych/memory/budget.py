@@ -43,7 +43,7 @@ class Planner:
             chosen = replace(setting, language_streamed=setting.offload == "block")
             return Plan(chosen, self._bytes(size, chosen, decode(None)), None)
         room = budget - slack(budget)
-        for chunks in CHUNKS:
+        for chunks in (n for n in CHUNKS if n >= setting.chunks):
             chosen = replace(setting, chunks=chunks)
             if self._bytes(size, chosen, 0).phases["denoise"].peak <= room:
                 break
