@@ -13,42 +13,76 @@ from torch import Tensor
 from diptych.codecs.tiles import Tile, TileCost, TilePlan, released_cost
 from diptych.codecs.vae_fast import FastDecoder
 from diptych.errors import ClipError
+from diptych.parallel.deal import Deal
 
 OnTile = Callable[[int, int], None]
 """Called after each tile with (done, of)."""
 
 
 def decode_video(
-    vae: Any, latents_BCTYX: Tensor, plan: TilePlan, on_tile: OnTile | None = None
+    vae: Any,
+    latents_BCTYX: Tensor,
+    plan: TilePlan,
+    on_tile: OnTile | None = None,
+    deal: Deal | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> npt.NDArray[np.uint8]:
     """Frames (B, F, H, W, 3), uint8, of finished latents (B, C, T, Y, X) as diffusers' `output_type="latent"` has them.
 
-    vae: diffusers' `AutoencoderKLHunyuanVideo`; it runs in its own dtype and on its own device, one clip at a time.
+    vae: diffusers' `AutoencoderKLHunyuanVideo`; it runs in its own dtype and on its own device, one tile at a time.
     Blending, the step to 0..255 and rounding (half to even, as diffusers does) run in float32.
+    deal: shares the tiles with other ranks, which call `lend_decoder` with the same latents, plan and kind of VAE; who
+    decodes a tile changes no bit of the frames. meanwhile: what this rank does first, while the others decode.
     Raises `ClipError` when a decoded picture is not finite.
     """
-    assert latents_BCTYX.shape[2:] == (plan.T, plan.Y, plan.X), "the plan is for other latents"
-    total = len(latents_BCTYX) * len(plan.tiles)
+    tiles = _Tiles(vae, latents_BCTYX, plan)
     clips, done = [], 0
-    for latents_CTYX in latents_BCTYX:
-        canvas = Canvas(plan)
-        for tile in plan.tiles:
-            canvas.add(tile, decode_tile(vae, latents_CTYX, tile))
-            done += 1
-            if on_tile is not None:
-                on_tile(done, total)
-        clips.append(canvas.frames)
+    with (deal or Deal()).results(tiles.count, tiles.decode, tiles.empty) as decoded:
+        if meanwhile is not None:
+            meanwhile()
+        for _ in latents_BCTYX:
+            canvas = Canvas(plan)
+            for tile in plan.tiles:
+                canvas.add(tile, next(decoded).float())
+                done += 1
+                if on_tile is not None:
+                    on_tile(done, tiles.count)
+            clips.append(canvas.frames)
     return np.stack(clips)
+
+
+def lend_decoder(vae: Any, latents_BCTYX: Tensor, plan: TilePlan, deal: Deal) -> None:
+    """Decode this rank's tiles for the first rank, which calls `decode_video` with the same `deal`."""
+    tiles = _Tiles(vae, latents_BCTYX, plan)
+    deal.lend(tiles.count, tiles.decode)
+
+
+class _Tiles:
+    """All tiles of a batch of clips, numbered clip by clip in the order of the plan."""
+
+    def __init__(self, vae: Any, latents_BCTYX: Tensor, plan: TilePlan) -> None:
+        assert latents_BCTYX.shape[2:] == (plan.T, plan.Y, plan.X), "the plan is for other latents"
+        self.vae, self.latents, self.plan = vae, latents_BCTYX, plan
+        self.count = len(latents_BCTYX) * len(plan.tiles)
+
+    def decode(self, number: int) -> Tensor:
+        clip, tile = divmod(number, len(self.plan.tiles))
+        return decode_tile(self.vae, self.latents[clip], self.plan.tiles[tile])
+
+    def empty(self, number: int) -> Tensor:
+        tile = self.plan.tiles[number % len(self.plan.tiles)]
+        shape = (3, *(span.high - span.low for span in (tile.t, tile.y, tile.x)))
+        return torch.empty(shape, dtype=self.vae.dtype, device=self.vae.device)
 
 
 @torch.no_grad()
 def decode_tile(vae: Any, latents_CTYX: Tensor, tile: Tile) -> Tensor:
-    """Pixels (3, frames, rows, columns) of one tile, float32 in about -1..1, less the frame a later window drops."""
+    """Pixels (3, frames, rows, columns) of one tile, in about -1..1, less the frame that a later window drops."""
     t, y, x = tile.t, tile.y, tile.x
     part = latents_CTYX[None, :, t.first : t.last, y.first : y.last, x.first : x.last]
     part = part.to(device=vae.device, dtype=vae.dtype) / vae.config.scaling_factor
     pixels: Tensor = vae.decoder(vae.post_quant_conv(part))
-    return pixels[0, :, t.drop :].float()
+    return pixels[0, :, t.drop :]
 
 
 def decode_cost(vae: Any) -> TileCost:

@@ -1,4 +1,4 @@
-"""What one rank holds of a checkpoint: the transformer everywhere, the rest on the rank that reads and decodes."""
+"""What one rank holds of a checkpoint: transformer and video VAE everywhere, the rest on the first rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Components:
-    """Loaded and frozen, on `device`. Off the first rank only the transformer is there."""
+    """Loaded and frozen, on `device`. Off the first rank only the transformer and the video VAE are there."""
 
     options: Options
     device: torch.device
@@ -54,7 +54,7 @@ class Components:
         stage: int = 0,
         on_progress: OnProgress | None = None,
     ) -> Components:
-        """Stream the weights in. `first`: this rank also reads texts and images and decodes.
+        """Stream the weights in. `first`: this rank also reads texts and makes sound.
 
         stage: of the pipeline. No other stage's blocks are read or held.
         The video VAE runs in float16 where the transformer does not run in float32 (as the authors run it), CLIP and
@@ -62,10 +62,10 @@ class Components:
         """
         checkpoint, dtype = options.checkpoint, options.dtype
         vae_dtype = torch.float32 if dtype is torch.float32 or device.type == "cpu" else torch.float16
-        names = ["transformer"]
+        names = ["transformer", "vae"]
         checkpoint.fingerprint  # noqa: B018 - taken now: the folder may be replaced while the engine lives
         if first:
-            names += ["text_encoder", "text_encoder_2", "vae"] + ["audio_vae", "vocoder"] * checkpoint.has_audio
+            names += ["text_encoder", "text_encoder_2"] + ["audio_vae", "vocoder"] * checkpoint.has_audio
         sizes = {n: checkpoint[n].nbytes for n in names if n in checkpoint.components}
         total = sum(sizes.values())
         stages = Stages(on_progress)
@@ -85,15 +85,15 @@ class Components:
             if options.modulation == "tables":
                 park(transformer)
             before += sizes["transformer"]
+            vae = fuse(load_vae(checkpoint, device, vae_dtype, on_bytes))
+            before += sizes["vae"]
             if not first:
-                return cls(options, device, transformer.eval(), checkpoint.scheduler)
+                return cls(options, device, transformer.eval(), checkpoint.scheduler, vae=vae)
             language = load_text_encoder(checkpoint, device, dtype, on_bytes)
             before += sizes["text_encoder"]
             clip = load_clip(checkpoint, device, torch.float32, on_bytes)
             before += sizes["text_encoder_2"]
             text = TextEncoder(load_tokenizer(checkpoint), language, load_clip_tokenizer(checkpoint), clip)
-            vae = fuse(load_vae(checkpoint, device, vae_dtype, on_bytes))
-            before += sizes["vae"]
             audio_vae = vocoder = None
             if checkpoint.has_audio:
                 audio_vae = load_audio_vae(checkpoint, device, torch.float32, on_bytes)

@@ -1,12 +1,13 @@
 """One rank's work on a batch of clips: text, first frame, noise, denoising, decoding.
 
-Ranks share a clip in the middle part only: `prepare` and `finish` run on the first rank, `denoise` on all.
+`prepare` and `finish` run on the first rank, `denoise` on all. The others help: `lend_encoder` while the first rank
+prepares, `lend_decoder` while it finishes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,22 +15,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL.Image import Image
 from torch import Generator, Tensor
 
 from diptych.codecs.audio import decode_audio
-from diptych.codecs.image import encode_image, image_tensor
+from diptych.codecs.image import empty_moments, image_moments, image_tensor, sample_first_frame
 from diptych.codecs.text import Conditioning, negative_or_default
 from diptych.codecs.tiles import TilePlan, plan_tiles
-from diptych.codecs.video import decode_cost, decode_video
+from diptych.codecs.video import decode_cost, decode_video, lend_decoder
 from diptych.engine.components import Components
 from diptych.engine.lanes import summarise, write_traces
 from diptych.engine.order import Order
 from diptych.engine.sharing import Sharing, alone
 from diptych.engine.stages import Stages
 from diptych.engine.tracing import RankTrace, Tracer
+from diptych.errors import UserError
 from diptych.media.clip import Clip
 from diptych.memory.tables import ModulationTables
 from diptych.model.transformer import Grid
+from diptych.parallel.deal import Deal
 from diptych.request import ResolvedRequest
 from diptych.sampling.caches import CachePlan
 from diptych.sampling.denoise import denoise
@@ -90,33 +94,50 @@ class Runner:
         """Encode texts and images and draw the noise. Also returns what the user should be told."""
         c, first = self.components, orders[0].resolved
         self._tiles(first)  # a picture that cannot be decoded is refused before it is made
-        limit = first.request.max_text_tokens
-        with stages.stage("text", 1 + first.guided) as advance:
-            text = c.text_encoder
-            lanes = [text.encode([order.request.prompt for order in orders], limit)]
-            if first.guided:
-                advance(1)
-                lanes.append(text.encode([negative_or_default(order.request.negative) for order in orders], limit))
+        limit, config = first.request.max_text_tokens, c.transformer.config
+        generators = [Generator("cpu").manual_seed(order.seed) for order in orders]
+        with self._moments(_images(orders)) as moments:
+            with stages.stage("text", 1 + first.guided) as advance:
+                text = c.text_encoder
+                lanes = [text.encode([order.request.prompt for order in orders], limit)]
+                if first.guided:
+                    advance(1)
+                    lanes.append(text.encode([negative_or_default(order.request.negative) for order in orders], limit))
+            first_frame = None
+            if orders[0].image is not None:
+                with stages.stage("image", len(orders)) as advance:
+                    frames, noise_dtype = [], getattr(torch, first.request.noise_dtype)
+                    for done, (generator, encoded) in enumerate(zip(generators, moments, strict=True), start=1):
+                        frames.append(sample_first_frame(c.vae, encoded, generator, noise_dtype).cpu())
+                        advance(done)
+                    first_frame = torch.cat(frames)
         notes = [*first.notes]
         for order in orders:
             count = text.count(order.request.prompt)
             if count > limit:
                 notes.append(f"prompt cut from {count} to {limit} tokens: the model reads no more")
-        generators = [Generator("cpu").manual_seed(order.seed) for order in orders]
-        first_frame = None
-        images = [order.image for order in orders]
-        if images[0] is not None:
-            with stages.stage("image", len(images)) as advance:
-                frames, noise_dtype = [], getattr(torch, first.request.noise_dtype)
-                for done, (image, generator) in enumerate(zip(images, generators, strict=True), start=1):
-                    assert image is not None, "a batch has images for all of its clips or for none"
-                    frames.append(encode_image(c.vae, image_tensor(image), generator, noise_dtype).cpu())
-                    advance(done)
-                first_frame = torch.cat(frames)
-        config = c.transformer.config
         noise = draw_noise([o.resolved for o in orders], generators, config.in_visual_dim, config.in_audio_dim)
         job = Job(first, tuple(lane.to("cpu") for lane in lanes), noise, first_frame, orders[0].cache)
         return job, notes
+
+    def _moments(self, images: Sequence[Image]) -> AbstractContextManager[Iterator[Tensor]]:
+        """What the encoder makes of the pictures of a batch, one after the other, made by all ranks."""
+        vae, deal = self.components.vae, self.sharing.deal if len(images) > 1 else Deal()
+        return deal.results(
+            len(images),
+            lambda n: image_moments(vae, image_tensor(images[n])),
+            lambda n: empty_moments(vae, images[n].size),
+        )
+
+    def lend_encoder(self, orders: Sequence[Order]) -> None:
+        """Encode this rank's pictures, while the first rank prepares. It sends for no help with a single one."""
+        images, vae = _images(orders), self.components.vae
+        try:
+            self._tiles(orders[0].resolved)
+        except UserError:  # the first rank tells it, and encodes nothing
+            return
+        if len(images) > 1:
+            self.sharing.deal.lend(len(images), lambda n: image_moments(vae, image_tensor(images[n])))
 
     @torch.no_grad()
     def denoiser(self, job: Job) -> Denoiser:
@@ -168,6 +189,13 @@ class Runner:
         return Result(latents, denoiser.forwards, None if tracer is None else tracer.trace, cached, approximate)
 
     @torch.no_grad()
+    def lend_decoder(self, job: Job, result: Result) -> None:
+        """Decode this rank's tiles, while the first rank finishes."""
+        deal = self.sharing.deal
+        video_BCTYX = _channels_first(deal.same(result.latents.video))
+        lend_decoder(self.components.vae, video_BCTYX, self._tiles(job.resolved), deal)
+
+    @torch.no_grad()
     def finish(
         self,
         orders: Sequence[Order],
@@ -181,14 +209,19 @@ class Runner:
         Raises `ClipError` for a clip that is not fit to be called finished.
         """
         c, first = self.components, orders[0].resolved
-        video_BCTYX = result.latents.video.permute(0, 4, 1, 2, 3)
-        plan = self._tiles(first)
+        plan, deal = self._tiles(first), self.sharing.deal
+        video_BCTYX = _channels_first(deal.same(result.latents.video.to(c.device)))
         with stages.stage("decode", len(plan.tiles) * len(orders) + bool(first.A)) as advance:
-            frames = decode_video(c.vae, video_BCTYX, plan, lambda done, _: advance(done))
-            sound = None
-            if result.latents.audio is not None:
-                audio_BCA = result.latents.audio.permute(0, 2, 1)
-                sound = decode_audio(c.audio_vae, c.vocoder, audio_BCA, first.samples, first.request.audio_level)
+            sounds = []
+
+            def decode_sound() -> None:
+                audio = result.latents.audio
+                if audio is not None:
+                    level = first.request.audio_level
+                    sounds.append(decode_audio(c.audio_vae, c.vocoder, audio.permute(0, 2, 1), first.samples, level))
+
+            frames = decode_video(c.vae, video_BCTYX, plan, lambda done, _: advance(done), deal, decode_sound)
+        sound = sounds[0] if sounds else None
         traced = {}
         if c.options.trace is not None and traces:
             write_traces(c.options.trace, traces)
@@ -209,6 +242,17 @@ class Runner:
             clip.check(order.resolved)
             clips.append(clip)
         return clips
+
+
+def _images(orders: Sequence[Order]) -> list[Image]:
+    """The pictures that a batch of clips begins with."""
+    images = [order.image for order in orders if order.image is not None]
+    assert len(images) in (0, len(orders)), "a batch has images for all of its clips or for none"
+    return images
+
+
+def _channels_first(video_BTYXC: Tensor) -> Tensor:
+    return video_BTYXC.permute(0, 4, 1, 2, 3)
 
 
 def _forwards(order: Order, result: Result) -> dict[str, Any]:

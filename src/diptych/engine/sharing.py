@@ -12,6 +12,7 @@ from diptych.errors import LayoutError
 from diptych.model.config import TransformerConfig
 from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
 from diptych.parallel.agreement import Agreement
+from diptych.parallel.deal import Deal
 from diptych.parallel.patches import PatchAttend, PatchShard
 from diptych.parallel.stages import Stages
 from diptych.sampling.denoiser import Combine, combine_serial
@@ -28,11 +29,13 @@ class Sharing:
     pipe: for the patches that `split` made, the pipeline of one request; None where no blocks are elsewhere.
     combine: how the lanes of guidance are run and put together.
     agreement: how all ranks come to the same decision.
+    deal: which rank encodes and decodes what.
     """
 
     split: Callable[[int], tuple[LocalAttend | SequenceAttend | PatchAttend, Shard | None]]
     combine: Combine
     agreement: Agreement = field(default_factory=Agreement)
+    deal: Deal = field(default_factory=Deal)
     pipe: Callable[[Shard | None], PipeFusion] | None = None
 
 
@@ -80,6 +83,7 @@ def sharing_for(
         split,
         combine if pair.split else combine_serial,
         Agreement.of_all_ranks(),
+        Deal.to_all_ranks(),
         None if pipe is None else pipeline,
     )
 

@@ -1,4 +1,5 @@
-"""Several ranks on one job: the first prepares and finishes, all denoise, and whatever is decided is decided once."""
+"""Several ranks on one job: the first prepares and finishes with the help of the others, all denoise, and whatever is
+decided is decided once."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ class Team:
         try:
             if self.rank == 0:
                 prepared = self.runner.prepare(orders, stages)
+            else:
+                self.runner.lend_encoder(orders)
         finally:  # also when preparing failed: the others wait to hear whether there is a job
             job = self._broadcast(None if prepared is None else prepared[0])
         if job is None:
@@ -48,6 +51,7 @@ class Team:
         result = self.runner.denoise(job, stages, after_step)
         traces = [] if result.trace is None else self._collect(result.trace)
         if prepared is None:
+            self.runner.lend_decoder(job, result)
             return None
         return self.runner.finish(orders, result, stages, prepared[1], traces)
 
