@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -177,7 +178,16 @@ class _Run:
         return len({tuple(of_rank) for of_rank in self.bench.gather(sums)}) == 1
 
     def busy(self, call: Callable[[], Latents]) -> dict[str, Any]:
-        """Share of the time in which every rank computed, from a traced forward, and what each did."""
+        """Share of the time in which every rank computed, from a traced forward, and what each did.
+
+        What tracing itself trips over is told, and costs no measurement beside it.
+        """
+        try:
+            return self._traced(call)
+        except Exception:
+            return {"tracing failed": traceback.format_exc()[-1500:]}
+
+    def _traced(self, call: Callable[[], Latents]) -> dict[str, Any]:
         tracer = Tracer(self.bench.rank, self.bench.device, self.model.fused_blocks)
         self.bench.most(0.0)
         with tracer:
@@ -194,8 +204,11 @@ class _Run:
         other = cuda if device.type == "cuda" else "sdpa-math"
         if self.distilled or not self.bench.room("yardstick", EXPECTED.get(self.name, 1.0) * 1.5):
             return
-        got = self.velocity(alone({Role.VISUAL_SELF: other}), self.contexts[:1])()
-        self.bench.note(f"yardstick: {other}", self.error("bf16", got, both=False))
+        try:
+            got = self.velocity(alone({Role.VISUAL_SELF: other}), self.contexts[:1])()
+            self.bench.note(f"yardstick: {other}", self.error("bf16", got, both=False))
+        except Exception:
+            self.bench.note("yardstick", {"failed": traceback.format_exc()[-1500:]})
 
     def predictions(self) -> None:
         """Compute and bytes of one rank of the worlds to come, played on this one."""
@@ -207,9 +220,13 @@ class _Run:
                 if layout.cfg == 2 and layout.sequence == 1:
                     continue  # one lane on one rank: measured above
                 each = EXPECTED.get(self.name, 1.0) / layout.sequence
-                if self.bench.room(label, 2.5 * each):
+                if not self.bench.room(label, 2.5 * each):
+                    continue
+                try:
                     row = measure_layout(layout, self.model, self.inputs, self.size, device=self.bench.device)
-                    self.bench.note(label, row)
+                except Exception:
+                    row = {"failed": traceback.format_exc()[-1500:]}
+                self.bench.note(label, row)
 
     def clip(self, precision: str, kernels: dict[Role, str]) -> None:
         """A distilled model's ten forwards and the decode, on all ranks' first layout."""
@@ -230,14 +247,22 @@ class _Run:
             on_step=lambda step: self.bench.note(label, {"steps done": step + 1}),
         )
         found = {"denoise s": self.bench.most(sum(spent)), "steps s": spent}
+        self.bench.note(label, found)
         if self.bench.rank == 0:
-            if self.decoders is None:
-                self.decoders = Decoders.random(self.bench.device, small=self.bench.quick)
-                found["first decode s"] = decoded(latents, self.decoders, self.size)
-            found |= {f"{name} s": value for name, value in decoded(latents, self.decoders, self.size).items()}
-            found["clip s"] = found["denoise s"] + found["decode s"] + found["sound s"]
+            try:
+                found |= self._decoded(latents)
+                found["clip s"] = found["denoise s"] + found["decode s"] + found["sound s"]
+            except Exception:
+                found["decode failed"] = traceback.format_exc()[-1500:]
         self.bench.most(0.0)
         self.bench.note(label, found | {"wall s": time.perf_counter() - begun})
+
+    def _decoded(self, latents: Latents) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.decoders is None:
+            self.decoders = Decoders.random(self.bench.device, small=self.bench.quick)
+            found["first decode s"] = decoded(latents, self.decoders, self.size)
+        return found | {f"{name} s": value for name, value in decoded(latents, self.decoders, self.size).items()}
 
 
 def decode(bench: Bench) -> None:
