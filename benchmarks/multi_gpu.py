@@ -144,7 +144,7 @@ def table(result: dict[str, Any]) -> str:
                 lines.append(f"{model:12}{label:24}{row['step s']:9.3f}{gain}{ahead}{busy}{peak}{error}{alike:>6}")
             for label, row in world.get(model, {}).items():
                 if label.startswith("clip") and isinstance(row, dict) and "clip s" in row:
-                    parts = f"denoise {row['denoise s']:.1f}, decode {row['decode s']:.2f}, sound {row['sound s']:.2f}"
+                    parts = f"denoise {row['denoise s']:.1f}, decode and sound {row['decode and sound s']:.2f}"
                     lines.append(f"{model:12}{label}: {row['clip s']:.2f} s ({parts})")
                 if label.startswith("yardstick"):
                     lines.append(f"{model:12}bf16, {label}, one rank: {row[0]:.1e}")
@@ -161,7 +161,7 @@ def table(result: dict[str, Any]) -> str:
             for label, row in found.items():
                 if isinstance(row, dict) and "skipped" in row:
                     lines.append(f"{ranks} ranks, {name}, {label}: left out, {row['skipped']}")
-                for key in ("failed", "tracing failed", "decode failed"):
+                for key in ("failed", "tracing failed"):
                     if isinstance(row, dict) and key in row:
                         lines.append(f"{ranks} ranks, {name}, {label}, {key}: {row[key].strip()[-300:]}")
     return "\n".join(lines)

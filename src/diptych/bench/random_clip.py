@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Generator
 
@@ -19,10 +21,11 @@ from diptych.bench.geometry import Geometry
 from diptych.codecs.audio import decode_audio
 from diptych.codecs.tiles import plan_tiles
 from diptych.codecs.vae_fast import fuse
-from diptych.codecs.video import decode_cost, decode_video
+from diptych.codecs.video import decode_cost, decode_video, lend_decoder
 from diptych.engine.sharing import Sharing
 from diptych.model import tiny
 from diptych.model.transformer import TextContext, Transformer
+from diptych.parallel.deal import Deal
 from diptych.sampling.denoise import denoise
 from diptych.sampling.denoiser import Denoiser
 from diptych.sampling.latents import Latents
@@ -42,18 +45,25 @@ class Decoders:
     vocoder: Any
 
     @classmethod
-    def random(cls, device: torch.device, *, small: bool = False) -> Decoders:
-        """Random weights at the released widths (small: at those of the tiny checkpoint), in the engine's dtypes."""
+    def random(cls, device: torch.device, *, small: bool = False, sound: bool = True) -> Decoders:
+        """Random weights at the released widths (small: at those of the tiny checkpoint), in the engine's dtypes.
+
+        sound: whether this rank decodes sound too, as the first one does.
+        """
         from diffusers import AutoencoderKLHunyuanVideo, MMAudioVAE, MMAudioVocoder
+
+        def ready(module: Any, dtype: torch.dtype) -> Any:
+            return module.to(device, dtype).eval().requires_grad_(False)
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             video = tiny.video_vae() if small else AutoencoderKLHunyuanVideo()
-            sound = tiny.audio_vae(tiny.AUDIO_SCALING_BASE) if small else MMAudioVAE()
+            vae = fuse(ready(video, torch.float16 if device.type == "cuda" else torch.float32))
+            if not sound:
+                return cls(vae, None, None)
+            audio = tiny.audio_vae(tiny.AUDIO_SCALING_BASE) if small else MMAudioVAE()
             vocoder = tiny.vocoder() if small else MMAudioVocoder()
-        dtype = torch.float16 if device.type == "cuda" else torch.float32
-        fixed = [part.eval().requires_grad_(False) for part in (video.to(device, dtype), sound, vocoder)]
-        return cls(fuse(fixed[0]), fixed[1].to(device), fixed[2].to(device))
+        return cls(vae, ready(audio, torch.float32), ready(vocoder, torch.float32))
 
 
 def denoised(
@@ -97,18 +107,28 @@ def denoised(
     return latents, [b - a for a, b in pairwise(ends)]
 
 
-def decoded(latents: Latents, decoders: Decoders, geometry: Geometry, *, budget: int | None = None) -> dict[str, float]:
-    """Seconds of decoding picture and sound. budget: bytes, as `decode_memory`."""
+def decoded(
+    latents: Latents, decoders: Decoders, geometry: Geometry, *, deal: Deal | None = None, budget: int | None = None
+) -> npt.NDArray[np.uint8] | None:
+    """Frames (1, F, H, W, 3) of the picture, while the sound is decoded too; None on all ranks but the first.
+
+    deal: shares the tiles with other ranks, which call this alike. budget: bytes, as `decode_memory`.
+    """
     vae = decoders.vae
-    device = latents.video.device
     plan = plan_tiles(*geometry.latents, budget, decode_cost(vae))
-    start = _now(device)
-    decode_video(vae, latents.video.permute(0, 4, 1, 2, 3), plan)
-    between = _now(device)
-    assert latents.audio is not None
-    samples = math.ceil(geometry.frames / 24 * 44_100)
-    decode_audio(decoders.audio_vae, decoders.vocoder, latents.audio.permute(0, 2, 1), samples)
-    return {"decode": between - start, "sound": _now(device) - between}
+    video = latents.video.permute(0, 4, 1, 2, 3)
+    if deal is not None:
+        video = deal.same(video)
+        if not deal.first:
+            lend_decoder(vae, video, plan, deal)
+            return None
+
+    def sound() -> None:
+        if latents.audio is not None:
+            samples = math.ceil(geometry.frames / 24 * 44_100)
+            decode_audio(decoders.audio_vae, decoders.vocoder, latents.audio.permute(0, 2, 1), samples)
+
+    return decode_video(vae, video, plan, None, deal, sound)
 
 
 def _now(device: torch.device) -> float:
