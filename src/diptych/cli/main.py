@@ -17,6 +17,7 @@ from diptych.cli.compare import compare
 from diptych.cli.demo import demo
 from diptych.cli.display import visible
 from diptych.cli.generate import generate
+from diptych.cli.plan import plan
 from diptych.cli.serve import CONTEXT, serve
 from diptych.cli.show import show
 from diptych.cli.trace import trace
@@ -36,6 +37,7 @@ app.command()(trace)
 app.command()(calibrate)
 app.command()(compare)
 app.command()(tune)
+app.command()(plan)
 app.command()(demo)
 app.command(context_settings=CONTEXT)(serve)
 app.add_typer(client_app, name="client", help="Talk to a running server: submit, watch, download.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from diptych.attention.roles import Role
 from diptych.errors import LayoutError, RequestError
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
+from diptych.planner.options import pick_bytes as pick_bytes
 from diptych.sampling.caches import CachePlan
 from diptych.sampling.pipefusion import PipeSettings
 
@@ -59,18 +59,6 @@ class Options:
         if self.device.type == "cuda" and self.layout.world > 1:
             return torch.device("cuda", local_rank)
         return self.device
-
-
-def pick_bytes(name: str, text: str | int | None) -> int | None:
-    """A size in bytes from a number or a text such as `6GiB`, `512MiB`, `6GB`. Raises `RequestError` for another."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", str(text).strip())
-    if match is None or isinstance(text, bool) or float(match[1]) <= 0:
-        raise RequestError(name, text, "a size such as 6GiB or 512MiB")
-    unit = match[2] or "B"
-    power = "BKMGT".index(unit[0])
-    return int(float(match[1]) * (1024 if "i" in unit else 1000) ** power)
 
 
 def pick_device(name: str | None) -> torch.device:

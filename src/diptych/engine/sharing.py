@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from diptych.attention import LocalAttend, Role
-from diptych.errors import LayoutError
-from diptych.model.config import TransformerConfig
 from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
 from diptych.parallel.agreement import Agreement
 from diptych.parallel.deal import Deal
+from diptych.parallel.fit import check_fit as check_fit
 from diptych.parallel.patches import PatchAttend, PatchShard
 from diptych.parallel.stages import Stages
 from diptych.sampling.denoiser import Combine, combine_serial
@@ -86,21 +85,3 @@ def sharing_for(
         Deal.to_all_ranks(),
         None if pipe is None else pipeline,
     )
-
-
-def check_fit(layout: Layout, config: TransformerConfig) -> None:
-    """Raise `LayoutError` where a layout asks for ranks that would have nothing to do."""
-    if layout.cfg == 2 and config.grid > 1:
-        raise LayoutError(
-            "layout cfg=2 is not accepted: a distilled checkpoint has no guidance to split; use ulysses=2."
-        )
-    if layout.pipeline > config.num_visual_blocks:
-        raise LayoutError(
-            f"layout pipeline={layout.pipeline} is not accepted: the model has {config.num_visual_blocks} blocks to "
-            f"split; at most {config.num_visual_blocks}."
-        )
-    if layout.ulysses > config.heads:
-        raise LayoutError(
-            f"layout ulysses={layout.ulysses} is not accepted: the model has {config.heads} video heads to split; "
-            f"at most {config.heads}, and ring for more ranks."
-        )

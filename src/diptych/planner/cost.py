@@ -81,26 +81,23 @@ def forward(config: TransformerConfig, size: Size, setting: Setting, rates: Rate
     elementwise = todo.bytes / rates.elementwise * (ELEMENTWISE_FP8 if fp8 else 1.0) * (1.0 if rates.fused else PLAIN)
     launches = n * LAUNCH
     computing = linear + self_attention + short + elementwise + launches
-    exchange = _exchange(c, size, s, rates, self_attention / n)
+    exchange = _exchange(c, size, s, rates)
     return Forward(linear, self_attention, short, elementwise, launches, exchange, _streaming(c, s, rates, computing))
 
 
-def _exchange(c: TransformerConfig, size: Size, s: Setting, rates: Rates, attention: float) -> float:
-    """Seconds of sending that nothing hides; `attention`: of one block's video self-attention."""
+def _exchange(c: TransformerConfig, size: Size, s: Setting, rates: Rates) -> float:
+    """Seconds of sending. Nothing is taken as hidden, not even what a ring sends while it attends."""
     n, tokens, b = c.num_visual_blocks, size.tokens, s.itemsize
     own, heads = -(-tokens // s.sequence), -(-c.heads // s.tensor)
     a_block = whole = 0.0
     if s.sequence > 1:
         plan = Plan.even(Place(Group("", s.ring, 0), Group("", s.ulysses, 0), None), tokens)
         sent = attention_bytes(plan, heads=heads, kv_heads=heads, head_dim=c.head_dim, itemsize=b)
-        step = 2 * -(-tokens // s.ring) * -(-heads // s.ulysses) * c.head_dim * b  # keys and values passed on once
-        sent -= (s.ring - 1) * step
-        a_block += max(sent, 0) / rates.link
+        a_block += sent / rates.link
         if s.ulysses > 1:  # packed before and unpacked after each of four tensors
             a_block += 2 * COLLECTIVE + 16 * own * c.model_dim * b / rates.copy / s.tensor
-        if s.ring > 1:  # hidden behind the attention to the keys that are there; partial results are merged in float32
-            a_block += (s.ring - 1) * max(0.0, step / rates.link + COLLECTIVE - attention / s.ring)
-            a_block += s.ring * 14 * own * c.model_dim / s.tensor / rates.copy
+        if s.ring > 1:  # partial results are merged in float32
+            a_block += (s.ring - 1) * COLLECTIVE + s.ring * 14 * own * c.model_dim / s.tensor / rates.copy
         if size.A:
             merged = merge_bytes(s.sequence, queries=size.A, heads=c.heads_a, head_dim=c.head_dim, itemsize=b)
             a_block += merged / rates.link + COLLECTIVE
@@ -154,7 +151,8 @@ def decode(tiles: TilePlan, ranks: int, rates: Rates) -> float:
 
 def _moving(c: TransformerConfig, s: Setting, rates: Rates, parts: Parts) -> float:
     w = transformer_weights(c, s)
-    seconds = w.modulation / LOCKED if s.modulation == "tables" else 0.0
+    tables = s.modulation == "tables" or s.offload == "block"
+    seconds = w.modulation / LOCKED if tables else 0.0
     if s.offload == "none":
         return seconds
     once = parts.total + w.outer + (w.blocks * w.block if s.offload == "model" else 0)

@@ -1,0 +1,241 @@
+"""Every way to run a task on a machine, weighed: whether it fits, how long it takes, and which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import product
+from typing import Literal
+
+from diptych.codecs.tiles import decode_peak, fused_cost, plan_tiles, released_cost
+from diptych.errors import LayoutError
+from diptych.memory.budget import OFFLOADS, Planner
+from diptych.memory.footprint import GIB, Footprint, Offload, Setting, footprint
+from diptych.parallel.fit import check_fit
+from diptych.parallel.layout import Layout
+from diptych.planner.cost import Seconds, clip
+from diptych.planner.machine import Machine
+from diptych.planner.rates import Rates
+from diptych.planner.task import Task
+
+Precision = Literal["exact", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("exact", "fp8")
+MODULATIONS: tuple[Literal["resident", "tables"], ...] = ("resident", "tables")
+SAME = 0.02
+"""Two ways whose times differ by less than this share are equally fast; the simpler one is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What is fixed by who asks; None leaves it open. budget: bytes on each card, if not all of it.
+
+    every: also groups that leave cards idle, and several groups side by side; else all cards work on one clip.
+    """
+
+    layout: Layout | None = None
+    precision: Precision | None = None
+    offload: Offload | None = None
+    modulation: Literal["resident", "tables"] | None = None
+    budget: int | None = None
+    every: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way: `replicas` groups of `layout.world` cards, each making clips by itself.
+
+    setting: how a rank runs; first, others: bytes of the first rank and of another one; decode: bytes that decoding may
+    take, None for its default plan. seconds: of one clip; total: of all. why: what keeps it from fitting, or None.
+    """
+
+    layout: Layout
+    replicas: int
+    setting: Setting
+    first: Footprint
+    others: Footprint
+    decode: int | None
+    seconds: Seconds
+    total: float
+    budget: int
+    why: str | None = None
+    tiled: bool = False
+
+    @property
+    def fits(self) -> bool:
+        return self.why is None
+
+    @property
+    def exact(self) -> bool:
+        return self.setting.precision == "exact" and self.layout.pipeline == 1
+
+    @property
+    def cards(self) -> int:
+        return self.replicas * self.layout.world
+
+    @property
+    def host(self) -> int:
+        """Bytes of weights that wait in host memory, all ranks together."""
+        others = self.others.host * (self.layout.world - 1)
+        return self.replicas * (self.first.host + others)
+
+    @property
+    def effort(self) -> tuple[float, ...]:
+        """How much is out of the ordinary: less is preferred among equally fast ways."""
+        s, lay = self.setting, self.layout
+        unusual = (s.offload != "none") + (s.modulation != "resident") + (s.chunks > 1) + self.tiled
+        axes = sum(getattr(lay, axis.name) > 1 for axis in fields(lay))
+        return (unusual, self.cards, self.host // GIB, lay.shard > 1 or lay.tensor > 1, axes, lay.ring)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All ways: exact ones that fit, approximate ones that fit, and those that do not, each the fastest first."""
+
+    task: Task
+    machine: Machine
+    rates: Rates
+    choices: tuple[Choice, ...]
+    budget: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def fitting(self) -> list[Choice]:
+        return [choice for choice in self.choices if choice.fits]
+
+    @property
+    def best(self) -> Choice | None:
+        """The fastest exact way that fits; where only an approximation fits, the fastest of those."""
+        return next(iter(self.fitting), None)
+
+
+def plan(task: Task, machine: Machine, limits: Limits | None = None, rates: Rates | None = None) -> Plan:
+    """Weigh every way to run `task` on `machine`.
+
+    Raises `LayoutError` for a layout that is fixed and does not fit the model or the machine.
+    """
+    limits = limits or Limits()
+    rates = rates or Rates.of(machine.card, machine.link)
+    budget = limits.budget or machine.card.usable
+    found = [
+        choice
+        for layout, replicas in _groups(task, machine, limits)
+        for choice in _ways(task, machine, limits, rates, budget, layout, replicas)
+    ]
+    return Plan(task, machine, rates, tuple(_ranked(found)), budget)
+
+
+def layouts_of(world: int, task: Task) -> Iterator[Layout]:
+    """Every layout of `world` ranks that gives the bits or the values of one rank and has work for each of them."""
+    axes = [axis.name for axis in fields(Layout) if axis.name != "pipeline"]
+    sizes = [n for n in range(1, world + 1) if world % n == 0]
+    for values in product(sizes, repeat=len(axes)):
+        try:
+            layout = Layout(**dict(zip(axes, values, strict=True)))
+            if layout.world != world or (layout.cfg > 1 and not task.guided):
+                continue
+            check_fit(layout, task.config)
+        except LayoutError:
+            continue
+        yield layout
+
+
+def _groups(task: Task, machine: Machine, limits: Limits) -> Iterator[tuple[Layout, int]]:
+    if limits.layout is not None:
+        layout = limits.layout
+        check_fit(layout, task.config)
+        if layout.world > machine.count:
+            raise LayoutError(f"layout {layout} takes {layout.world} GPUs, and {machine} has {machine.count}.")
+        yield layout, min(machine.count // layout.world, task.clips) if limits.every else 1
+        return
+    for world in range(1, machine.count + 1) if limits.every else (machine.count,):
+        replicas = max(1, min(machine.count // world, task.clips)) if limits.every else 1
+        for layout in layouts_of(world, task):
+            yield layout, replicas
+
+
+def _ways(
+    task: Task, machine: Machine, limits: Limits, rates: Rates, budget: int, layout: Layout, replicas: int
+) -> Iterator[Choice]:
+    precisions = (limits.precision,) if limits.precision else PRECISIONS if machine.card.hopper else ("exact",)
+    modulations = (limits.modulation,) if limits.modulation else MODULATIONS
+    offloads = (limits.offload,) if limits.offload else OFFLOADS
+    done: set[Precision] = set()
+    for precision, offload, modulation in product(precisions, offloads, modulations):
+        if precision in done:  # all is on the card: nothing that moves weights is as fast
+            continue
+        setting = Setting(
+            precision=precision,
+            modulation=modulation,
+            modulation_itemsize=task.modulation_itemsize,
+            fused=rates.fused,
+            offload=offload,
+            ulysses=layout.ulysses,
+            ring=layout.ring,
+            tensor=layout.tensor,
+            shard=layout.shard,
+            pipeline=layout.pipeline,
+        )
+        choice = _weigh(task, machine, rates, budget, layout, replicas, setting)
+        if choice.fits and offload == "none" and modulation == "resident":
+            done.add(precision)
+        yield choice
+
+
+def _weigh(
+    task: Task, machine: Machine, rates: Rates, budget: int, layout: Layout, replicas: int, setting: Setting
+) -> Choice:
+    size, config = task.size, task.config
+    cost = fused_cost() if rates.fused else released_cost()
+
+    def decode(room: int | None) -> int:
+        return _decode_peak(size.T, size.Y, size.X, room, cost)
+
+    planner = Planner(config, task.parts)
+    placed = planner.plan(size, setting, decode, budget)
+    why = room = None
+    if placed is None:
+        least = planner.least(size, setting, decode)
+        why = f"needs {least / GIB:.1f} GiB on a card, {budget / GIB:.1f} are there"
+        first = footprint(config, size, setting, decode=decode(None), parts=task.parts)
+    else:
+        setting, first = placed.setting, placed.footprint
+        room = placed.decode if decode(None) > (placed.decode or decode(None)) else None
+    others = footprint(config, size, setting, decode=decode(room), parts=task.parts, first=False)
+    tiles = plan_tiles(size.T, size.Y, size.X, room, cost)
+    seconds = clip(config, size, layout, setting, rates, task.parts, tiles)
+    rounds = -(-task.clips // replicas)
+    choice = Choice(
+        layout=layout,
+        replicas=replicas,
+        setting=setting,
+        first=first,
+        others=others,
+        decode=room,
+        seconds=seconds,
+        total=rounds * seconds.total,
+        budget=budget,
+        why=why,
+        tiled=room is not None,
+    )
+    if why is None and machine.host_memory is not None and choice.host > machine.host_memory:
+        why = f"needs {choice.host / GIB:.0f} GiB of host memory, {machine.host_memory / GIB:.0f} are there"
+        return replace(choice, why=why)
+    return choice
+
+
+_decode_peak = lru_cache(maxsize=512)(decode_peak)
+
+
+def _ranked(found: list[Choice]) -> list[Choice]:
+    """What fits before what does not, exact before approximate, fast before slow; of those within `SAME` of the fastest
+    among them, simple before not."""
+    ordered = sorted(found, key=lambda choice: (not choice.fits, not choice.exact, choice.total))
+    ranked: list[Choice] = []
+    while ordered:
+        lead = ordered[0]
+        alike = (c for c in ordered if (c.fits, c.exact) == (lead.fits, lead.exact))
+        near = [c for c in alike if c.total <= lead.total * (1 + SAME)]
+        ranked += sorted(near, key=lambda choice: (choice.effort, choice.total))
+        ordered = ordered[len(near) :]
+    return ranked
