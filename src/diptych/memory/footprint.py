@@ -171,35 +171,26 @@ class TransformerWeights:
 
 def transformer_weights(config: TransformerConfig, setting: Setting) -> TransformerWeights:
     """From the names and shapes of the checkpoint's tensors."""
-    # Only what decides it: a planner asks many times with other settings around.
-    return _weights(
-        config,
-        Setting(
-            itemsize=setting.itemsize,
-            precision=setting.precision,
-            modulation_itemsize=setting.modulation_itemsize,
-            pipeline=setting.pipeline,
-            tensor=setting.tensor,
-            shard=setting.shard,
-        ),
-    )
+    whole = _weights(config, setting.itemsize, setting.precision, setting.modulation_itemsize)
+    held = -(-whole.blocks // setting.pipeline)
+    block = -(-whole.block // (setting.tensor * setting.shard))
+    return TransformerWeights(whole.outer, block, held, whole.modulation // setting.shard)
 
 
-@lru_cache(maxsize=256)
-def _weights(config: TransformerConfig, setting: Setting) -> TransformerWeights:
+@lru_cache(maxsize=64)
+def _weights(config: TransformerConfig, itemsize: int, precision: str, modulation_itemsize: int) -> TransformerWeights:
+    """On one rank. Kept, because a planner asks many times."""
     outer = modulation = 0
     blocks = [0] * max(config.num_visual_blocks, 1)
     for name, shape in transformer_keys(config).items():
-        size = _stored(name, shape, setting)
+        size = _stored(name, shape, itemsize, precision, modulation_itemsize)
         if "modulation" in name:
             modulation += size
         elif name.startswith(BLOCK):
             blocks[int(name.split(".")[1])] += size
         else:
             outer += size
-    held = -(-config.num_visual_blocks // setting.pipeline)
-    share = setting.tensor * setting.shard
-    return TransformerWeights(outer, -(-max(blocks) // share), held, modulation // setting.shard)
+    return TransformerWeights(outer, max(blocks), config.num_visual_blocks, modulation)
 
 
 def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict[str, int]:
@@ -302,14 +293,14 @@ def footprint(
     return Footprint(phases, w.total + others)
 
 
-def _stored(name: str, shape: Shape, setting: Setting) -> int:
+def _stored(name: str, shape: Shape, itemsize: int, precision: str, modulation_itemsize: int) -> int:
     count = math.prod(shape)
     if "modulation" in name:
-        return count * setting.modulation_itemsize
+        return count * modulation_itemsize
     if stays_as_stored(name):
         return 4 * count
-    if setting.precision == "fp8" and name.startswith(BLOCK) and name.endswith(".weight"):
+    if precision == "fp8" and name.startswith(BLOCK) and name.endswith(".weight"):
         layer = name.removesuffix(".weight").split(".", 2)[2]
         if layer in VIDEO_LINEARS:
             return count + 4 * shape[0]
-    return setting.itemsize * count
+    return itemsize * count
