@@ -18,6 +18,7 @@ from diptych.planner.cost import Seconds, clip
 from diptych.planner.machine import Machine
 from diptych.planner.rates import Rates
 from diptych.planner.task import Task
+from diptych.request import MAX_TEXT_TOKENS
 
 Precision = Literal["exact", "fp8"]
 PRECISIONS: tuple[Precision, ...] = ("exact", "fp8")
@@ -83,9 +84,10 @@ class Choice:
     def effort(self) -> tuple[float, ...]:
         """How much is out of the ordinary: less is preferred among equally fast ways."""
         s, lay = self.setting, self.layout
-        unusual = (s.offload != "none") + (s.modulation != "resident") + (s.chunks > 1) + self.tiled
+        shared = lay.shard > 1 or lay.tensor > 1
+        unusual = (s.offload != "none") + (s.modulation != "resident") + (s.chunks > 1) + self.tiled + shared
         axes = sum(getattr(lay, axis.name) > 1 for axis in fields(lay))
-        return (unusual, self.cards, self.host // GIB, lay.shard > 1 or lay.tensor > 1, axes, lay.ring)
+        return (unusual, self.cards, shared, self.host // GIB, axes, lay.ring)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ def _ways(
     for precision, offload, modulation in product(precisions, offloads, modulations):
         if precision in done:  # all is on the card: nothing that moves weights is as fast
             continue
+        if offload == "block" and modulation not in (limits.modulation, "tables"):
+            continue  # streamed blocks come without their modulation: tables are what it has
         setting = Setting(
             precision=precision,
             modulation=modulation,
@@ -191,17 +195,18 @@ def _weigh(
     def decode(room: int | None) -> int:
         return _decode_peak(size.T, size.Y, size.X, room, cost)
 
+    widest = replace(size, L=max(size.L, MAX_TEXT_TOKENS))  # memory is for any prompt, seconds for a usual one
     planner = Planner(config, task.parts)
-    placed = planner.plan(size, setting, decode, budget)
+    placed = planner.plan(widest, setting, decode, budget)
     why = room = None
     if placed is None:
-        least = planner.least(size, setting, decode)
+        least = planner.least(widest, setting, decode)
         why = f"needs {least / GIB:.1f} GiB on a card, {budget / GIB:.1f} are there"
-        first = footprint(config, size, setting, decode=decode(None), parts=task.parts)
+        first = footprint(config, widest, setting, decode=decode(None), parts=task.parts)
     else:
         setting, first = placed.setting, placed.footprint
         room = placed.decode if decode(None) > (placed.decode or decode(None)) else None
-    others = footprint(config, size, setting, decode=decode(room), parts=task.parts, first=False)
+    others = footprint(config, widest, setting, decode=decode(room), parts=task.parts, first=False)
     tiles = plan_tiles(size.T, size.Y, size.X, room, cost)
     seconds = clip(config, size, layout, setting, rates, task.parts, tiles)
     rounds = -(-task.clips // replicas)
