@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from diptych.attention import Joint, Place
+from diptych.diffusers.pipeline import Pipe
 from diptych.diffusers.processors import SplitProcessor, key_mask
 from diptych.diffusers.seams import Seams
+from diptych.parallel import TokenShard
 
 
 class HunyuanVideoProcessor(SplitProcessor):
@@ -54,8 +56,8 @@ class HunyuanVideoSeams(Seams):
 
     stock = ("HunyuanVideoAttnProcessor2_0",)
 
-    def __init__(self, model: Any, place: Place) -> None:
-        super().__init__(model, place)
+    def __init__(self, model: Any, place: Place, pipe: Pipe | None = None) -> None:
+        super().__init__(model, place, pipe)
         config = model.config
         self.patch = (config.patch_size_t, config.patch_size, config.patch_size)
         self.sizes = torch.Size(())
@@ -107,7 +109,9 @@ class HunyuanVideoSeams(Seams):
     def _own_first_frame(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """How many of this rank's tokens belong to the first frame, which an image has replaced."""
         _, Y, X = self.grid
-        span = self.shared.shard.span
+        shard = self.shared.shard
+        assert isinstance(shard, TokenShard), "no pipeline"
+        span = shard.span
         return (*args[:-1], min(max(Y * X - span.start, 0), span.size))
 
 

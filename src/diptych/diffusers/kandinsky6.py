@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from diptych.attention import Place
+from diptych.diffusers.pipeline import Call, Pipe, PipedBlocks
 from diptych.diffusers.processors import SplitProcessor
 from diptych.diffusers.seams import Seams, Shared, submodules
 
@@ -46,13 +47,35 @@ class Kandinsky6Processor(SplitProcessor):
         return attn.out_layer(attend(q_BSHK, k_BSHK, v_BSHK).flatten(-2))  # type: ignore[no-any-return]
 
 
+class Kandinsky6Blocks(PipedBlocks):
+    """The sound travels with every patch, and counts after the last, for which all keys are this step's."""
+
+    lists = ("visual_transformer_blocks",)
+    names = ("vis", "aud", "text_v", "text_a", "time_embed", "vis_rope", "aud_rope", "attn_mask")
+    split, beside = "vis", "aud"
+
+    def piece(self, call: Call, own: slice, patch: int | None) -> Call:
+        return call | {"vis": call["vis"][:, own], "vis_rope": call["vis_rope"][own]}
+
+    def result(self, output: Any) -> tuple[Tensor, Tensor | None]:
+        vis, aud = output
+        return vis, aud
+
+    def output(self, split: Tensor, beside: Tensor | None) -> Any:
+        return split, beside
+
+    def joined(self, besides: list[Tensor | None]) -> Tensor | None:
+        return besides[-1]
+
+
 class Kandinsky6Seams(Seams):
     """The model sees a clip of s frames of one patch each: this rank's tokens, one after the other."""
 
     stock = ("Kandinsky6AttnProcessor",)
+    piped = Kandinsky6Blocks
 
-    def __init__(self, model: Any, place: Place) -> None:
-        super().__init__(model, place)
+    def __init__(self, model: Any, place: Place, pipe: Pipe | None = None) -> None:
+        super().__init__(model, place, pipe)
         self.patch = tuple(model.config.patch_size)
         self.grid = (0, 0, 0)
 

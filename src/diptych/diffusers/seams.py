@@ -9,50 +9,68 @@ block serves all.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from diptych.attention import Place
+from diptych.diffusers.pipeline import Pipe, PipedBlocks
 from diptych.errors import LayoutError
 from diptych.parallel import TokenShard
+from diptych.parallel.patches import PatchShard
 
 
 class Shared:
-    """What the seams and processors of one model know together; `shard` is renewed by each forward."""
+    """What the seams and processors of one model know together; `shard` is renewed by each forward.
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self._shard: TokenShard | None = None
+    pipe: where the blocks lie on several ranks; then tokens are held by patches.
+    """
 
-    def begin(self, tokens: int) -> TokenShard:
+    def __init__(self, place: Place, pipe: Pipe | None = None) -> None:
+        self.place, self.pipe = place, pipe
+        self._shard: TokenShard | PatchShard | None = None
+
+    def begin(self, tokens: int) -> TokenShard | PatchShard:
         """Split `tokens` for the forward that begins. Raises `LayoutError` if a rank would have none."""
         if tokens < self.place.world:
             raise LayoutError(
                 f"{tokens} tokens are not accepted on {self.place.world} ranks: at least one for each of them."
             )
-        self._shard = TokenShard(tokens, self.place)
+        if self.pipe is None:
+            self._shard = TokenShard(tokens, self.place)
+        else:
+            self._shard = PatchShard(tokens, self.pipe.patches, self.place)
         return self._shard
 
     @property
-    def shard(self) -> TokenShard:
+    def shard(self) -> TokenShard | PatchShard:
         assert self._shard is not None, "attention outside of a forward"
         return self._shard
+
+    @property
+    def rows(self) -> int:
+        """How many split tokens this rank has in the present call of a block."""
+        if isinstance(self.shard, PatchShard):
+            assert self.pipe is not None
+            return self.shard.size(self.pipe.patch)
+        return self.shard.span.size
 
 
 class Seams(ABC):
     """How one model class is split over ranks.
 
     stock: the names of the processor classes that ours stand in for; a model that uses another one is refused.
+    piped: how its blocks are called, where they can lie on several ranks.
     """
 
     stock: ClassVar[tuple[str, ...]]
+    piped: ClassVar[type[PipedBlocks] | None] = None
 
-    def __init__(self, model: Any, place: Place) -> None:
+    def __init__(self, model: Any, place: Place, pipe: Pipe | None = None) -> None:
         self.model = model
-        self.shared = Shared(place)
+        self.shared = Shared(place, pipe)
 
     @abstractmethod
     def processors(self) -> dict[str, Any]:
@@ -76,6 +94,13 @@ def joined(output: Any, sample: Tensor) -> Any:
     if isinstance(output, tuple):
         return (sample, *output[1:])
     return type(output)(**(dict(output) | {"sample": sample}))
+
+
+def changed(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A model's output, tuple or dataclass, with every tensor changed."""
+    if isinstance(output, tuple):
+        return tuple(change(x) for x in output)
+    return type(output)(**{name: change(x) for name, x in dict(output).items()})
 
 
 def submodules(model: nn.Module, endings: Mapping[str, Any]) -> dict[str, Any]:
