@@ -76,6 +76,10 @@ class Settings(BaseSettings):
     precision: str = Field("exact", description="exact; or fp8, fp8:N: an approximation that every clip names")
     cache: str = Field("", description="step cache for jobs that ask for quality high, such as magcache")
     modulation: Literal["resident", "tables"] = Field("resident", description="tables needs less GPU memory")
+    offload: Literal["none", "model", "block"] | None = Field(
+        None, description="what is on the GPU only while it is used: models, or blocks too; default: by memory"
+    )
+    memory: str | None = Field(None, description="what an engine may take on each GPU, such as 22GiB")
     replicas: int = Field(1, ge=0, le=64, description="engines behind the one queue; 0: API only")
     gpus: str | None = Field(None, description="GPU indices, such as 0,1,2,3, divided evenly among the replicas")
     warm_up: Names = Field([], description="WIDTHxHEIGHTxFRAMES run once before the server is ready (repeatable)")

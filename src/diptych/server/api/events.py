@@ -117,7 +117,7 @@ def _look(service: Service, job_id: str) -> tuple[Job | None, int | None]:
 @router.post("/sync", openapi_extra=body_schema(), summary="Make a clip and answer with its file")
 async def sync_video(request: Request) -> Response:
     service, _ = parts(request)
-    job_id, _ = await accept(request, "sync", n=1)
+    job_id = (await accept(request, "sync", n=1)).job.id
     job = await _until_over(service, job_id)
     if job is None:
         raise not_found(job_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -24,12 +25,21 @@ log = logging.getLogger(__name__)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A job that was queued, and how many wait before it; or, `replayed`, an earlier one and its place now."""
+
+    job: Job
+    position: int | None
+    replayed: bool
+
+
 def parts(request: Request) -> tuple[Service, Caller]:
     return request.app.state.service, request.scope["caller"]
 
 
-async def accept(request: Request, route: str, source_id: str | None = None, **forced: Any) -> tuple[str, bool]:
-    """Read, check and queue a job; returns its id and whether it is an earlier one. Raises `Problem`."""
+async def accept(request: Request, route: str, source_id: str | None = None, **forced: Any) -> Taken:
+    """Read, check and queue a job. Raises `Problem`."""
     service, caller = parts(request)
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
@@ -38,13 +48,20 @@ async def accept(request: Request, route: str, source_id: str | None = None, **f
         await asyncio.to_thread(service.job, source_id, caller)
     body = await read_body(request.headers.get("content-type", ""), request.stream())
     try:
-        return await asyncio.to_thread(_submit, service, caller, route, source_id, key, body, forced)
+        return await asyncio.to_thread(_take, service, caller, route, source_id, key, body, forced)
     except OperationalError as error:
         if "full" in str(error.orig):
             raise service.disk_full() from None
         raise
     finally:
         body.close()
+
+
+def _take(service: Service, caller: Caller, *request: Any) -> Taken:
+    """In one thread: each change of threads costs more than what it changes for."""
+    job_id, replayed = _submit(service, caller, *request)
+    job = service.job(job_id, caller)
+    return Taken(job, service.position(job), replayed)
 
 
 def _submit(

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from diptych.server.api.fields import FIELDS
-from diptych.server.api.submit import accept, parts
+from diptych.server.api.submit import Taken, accept, parts
 from diptych.server.api.view import video
 from diptych.server.problems import Problem, invalid
 from diptych.server.service import Service
@@ -35,20 +35,17 @@ def body_schema(required: bool = True) -> dict[str, Any]:
 
 @router.post("", openapi_extra=body_schema(), summary="Queue a clip")
 async def create_video(request: Request) -> JSONResponse:
-    job_id, replayed = await accept(request, "create")
-    return await answer(request, job_id, replayed=replayed)
+    return shown(request, await accept(request, "create"))
 
 
 @router.post("/{video_id}/remix", openapi_extra=body_schema(), summary="Queue a clip like another one")
 async def remix_video(request: Request, video_id: str) -> JSONResponse:
-    job_id, replayed = await accept(request, "remix", source_id=video_id)
-    return await answer(request, job_id, replayed=replayed)
+    return shown(request, await accept(request, "remix", source_id=video_id))
 
 
 @router.post("/edits", openapi_extra=body_schema(), summary="Remix the video that is named in the body")
 async def edit_video(request: Request) -> JSONResponse:
-    job_id, replayed = await accept(request, "edits")
-    return await answer(request, job_id, replayed=replayed)
+    return shown(request, await accept(request, "edits"))
 
 
 @router.post("/extensions", summary="Not supported")
@@ -154,18 +151,28 @@ async def _until_gone(service: Service, job: Job, changed: asyncio.Event) -> Non
         changed.clear()
 
 
-async def answer(request: Request, job_id: str, *, replayed: bool | None = None) -> JSONResponse:
-    """The job object, and when to ask again. A job just made (`replayed` False) is shown as it was taken in."""
+async def answer(request: Request, job_id: str) -> JSONResponse:
+    """The job object, and when to ask again."""
     service, caller = parts(request)
 
-    def look() -> tuple[Job, int | None]:
+    def look() -> Taken:
         job = service.job(job_id, caller)
-        return job, service.position(job)
+        return Taken(job, service.position(job), replayed=False)
 
-    job, position = await asyncio.to_thread(look)
-    if replayed is False:
+    return _answer(service, await asyncio.to_thread(look))
+
+
+def shown(request: Request, taken: Taken) -> JSONResponse:
+    """A job just made, as it was taken in, though it may be running by now; or an earlier one as it is."""
+    if not taken.replayed:
+        job = taken.job
         job = replace(job, status="queued", progress=0, completed_ms=None, expires_ms=None, error=None, outcome=None)
-    headers = {} if job.terminal else {"openai-poll-after-ms": str(service.settings.poll_after_ms)}
-    if replayed:
+        taken = replace(taken, job=job)
+    return _answer(parts(request)[0], taken)
+
+
+def _answer(service: Service, taken: Taken) -> JSONResponse:
+    headers = {} if taken.job.terminal else {"openai-poll-after-ms": str(service.settings.poll_after_ms)}
+    if taken.replayed:
         headers["Idempotent-Replayed"] = "true"
-    return JSONResponse(video(job, position), headers=headers)
+    return JSONResponse(video(taken.job, taken.position), headers=headers)

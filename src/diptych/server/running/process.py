@@ -31,6 +31,8 @@ class EngineProcess:
             "dtype": settings.dtype,
             "precision": settings.precision,
             "modulation": settings.modulation,
+            "offload": settings.offload,
+            "memory": settings.memory,
             "step_cache": settings.cache or None,
             "warm_up": settings.warm_up,
             "preview_every": settings.preview_every,

@@ -100,6 +100,8 @@ class Worker:
             dtype=options["dtype"],
             precision=options["precision"],
             modulation=options["modulation"],
+            offload=options["offload"],
+            memory=options["memory"],
             cache=options["step_cache"],
             on_progress=on_progress,
         )

@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from diptych.server.store.database import Database
 from diptych.server.store.job import TERMINAL, Clock, Job, Status, Stop, error, wall_ms
 from diptych.server.store.tables import jobs, keys
+from diptych.server.store.together import Refusal, Together
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +34,14 @@ class Replay:
     body: str
 
 
-class QueueFull(Exception):  # noqa: N818 - an answer, not an error
+class QueueFull(Refusal):
     """No place: `own` tells whether the caller's share or the whole queue is full."""
 
     def __init__(self, own: bool, waiting: int) -> None:
         self.own, self.waiting = own, waiting
 
 
-class KeyReused(Exception):  # noqa: N818 - an answer, not an error
+class KeyReused(Refusal):
     """The Idempotency-Key was used before with another body."""
 
 
@@ -49,6 +50,7 @@ class JobStore:
 
     def __init__(self, database: Database, *, ttl_ms: int, clock: Clock = wall_ms) -> None:
         self.db, self.ttl_ms, self.clock = database, ttl_ms, clock
+        self._together = Together(database)
 
     # -- clients ----------------------------------------------------------------------------------
 
@@ -74,22 +76,25 @@ class JobStore:
             "spec": json.dumps(spec), "remixed_from": remixed_from, "attempt": 0, "beat": 0, "turn": 0, "version": 1,
             "progress": 0, "preview": 0, "bytes": 0,
         }  # fmt: skip
-        try:
-            with self.db.write(exclusive=True) as c:
-                if replay is not None and (known := _replayed(c, replay)):
-                    return known, True
-                waiting = _count(c, jobs.c.status == "queued")
-                if waiting >= max_queue:
-                    raise QueueFull(False, waiting)
-                if max_queue_per_key is not None:
-                    own = _count(c, jobs.c.status == "queued", jobs.c.key == key)
-                    if own >= max_queue_per_key:
-                        raise QueueFull(True, own)
-                c.execute(sa.insert(jobs).values(values))
-                if replay is not None:
-                    row = {"scope": replay.scope, "key": replay.key, "job": job_id, "body": replay.body}
-                    c.execute(sa.insert(keys).values(created_ms=now, **row))
+
+        def queue(c: Connection) -> tuple[str, bool]:
+            if replay is not None and (known := _replayed(c, replay)):
+                return known, True
+            waiting = _count(c, jobs.c.status == "queued")
+            if waiting >= max_queue:
+                raise QueueFull(False, waiting)
+            if max_queue_per_key is not None:
+                own = _count(c, jobs.c.status == "queued", jobs.c.key == key)
+                if own >= max_queue_per_key:
+                    raise QueueFull(True, own)
+            c.execute(sa.insert(jobs), values)
+            if replay is not None:
+                row = {"scope": replay.scope, "key": replay.key, "job": job_id, "body": replay.body}
+                c.execute(sa.insert(keys), row | {"created_ms": now})
             return job_id, False
+
+        try:
+            return self._together.run(queue)
         except IntegrityError:
             assert replay is not None, "two jobs have one id"
             with self.db.read() as c:
