@@ -52,5 +52,9 @@ class RankError(RuntimeError):
     """A rank failed or is gone; the message ends with that rank's own traceback, if it left one."""
 
 
+class DeviceMemoryError(RankError):
+    """A device ran out of memory: what was predicted, what was used, and what takes less, in one or two sentences."""
+
+
 class Cancelled(Exception):  # noqa: N818 - not an error
     """The caller asked to stop; raised at the first step boundary after that."""

@@ -13,6 +13,7 @@ import torch
 from diptych.attention.kernels import check_name
 from diptych.attention.roles import Role
 from diptych.errors import LayoutError, RequestError
+from diptych.memory.footprint import Offload
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 from diptych.planner.options import pick_bytes as pick_bytes
@@ -34,6 +35,8 @@ class Options:
     precision: exact, or fp8 for products on video tokens and video self-attention.
     exact_steps: in how many of the first steps attention stays exact all the same.
     modulation: whether its weights stay on the device, or only tables of what they give for each step.
+    offload: what is on the device only while it is used: nothing, each model, or each block of the transformer.
+    memory: bytes that all of this may take on each device, or None for no limit.
     pipe: how patches pass through a layout with several pipeline stages; None for one with a single stage.
     """
 
@@ -47,7 +50,15 @@ class Options:
     precision: Precision = "exact"
     exact_steps: int = 0
     modulation: Modulation = "resident"
+    offload: Offload = "none"
+    memory: int | None = None
     pipe: PipeSettings | None = None
+
+    @property
+    def vae_dtype(self) -> torch.dtype:
+        """float16 on a GPU where the transformer does not run in float32, as the authors run it."""
+        wide = self.dtype is torch.float32 or self.device.type == "cpu"
+        return torch.float32 if wide else torch.float16
 
     @property
     def kernels(self) -> dict[Role, str]:
@@ -113,6 +124,13 @@ def pick_modulation(name: str) -> Modulation:
     if name not in get_args(Modulation):
         raise RequestError("modulation", name, "resident or tables")
     return cast(Modulation, name)
+
+
+def pick_offload(name: str | None) -> Offload | None:
+    """None leaves the choice to the memory there is. Raises `RequestError` for a name that does not exist."""
+    if name is not None and name not in get_args(Offload):
+        raise RequestError("offload", name, "none, model or block")
+    return cast(Offload | None, name)
 
 
 def pick_cache(text: str | None, checkpoint: Checkpoint) -> CachePlan | None:
