@@ -126,22 +126,17 @@ _ALIASES = {
     "b200-180": "b200",
     "t4-16": "t4",
     "l4-24": "l4",
-    "rtx3090": "3090",
-    "rtx4090": "4090",
-    "rtx5090": "5090",
-    "rtx6000-ada": "6000-ada",
-    "rtx-6000-ada": "6000-ada",
-    "rtxa6000": "a6000",
 }
 
 
 def card_named(name: str, field: str = "gpus") -> Card:
     """A card by its name in the table, however it is spelt. Raises `RequestError` naming the nearest."""
-    key = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("geforce-")
+    key = re.sub(r"[\s_]+", "-", name.strip().lower())
+    key = re.sub(r"^(nvidia-|tesla-|geforce-|rtx-?)+", "", key)
     key = _ALIASES.get(key, key)
     if key not in CARDS:
         near = difflib.get_close_matches(key, CARDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else ""
+        hint = f"the nearest card is {near[0]}" if near else ""
         known = "a count and a card, such as 8xH100-80; cards are " + ", ".join(CARDS)
         raise RequestError(field, name, hint or known)
     return CARDS[key]

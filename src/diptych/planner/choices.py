@@ -85,7 +85,7 @@ class Choice:
         """How much is out of the ordinary: less is preferred among equally fast ways."""
         s, lay = self.setting, self.layout
         shared = lay.shard > 1 or lay.tensor > 1
-        unusual = (s.offload != "none") + (s.modulation != "resident") + (s.chunks > 1) + self.tiled + shared
+        unusual = 2 * OFFLOADS.index(s.offload) + (s.modulation != "resident") + (s.chunks > 1) + self.tiled + shared
         axes = sum(getattr(lay, axis.name) > 1 for axis in fields(lay))
         return (unusual, self.cards, shared, self.host // GIB, axes, lay.ring)
 

@@ -1,0 +1,137 @@
+"""What a plan promises: nothing that is said to fit exceeds the memory, and nothing given makes it slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.codecs.tiles import decode_peak, fused_cost, released_cost
+from diptych.errors import LayoutError
+from diptych.memory.budget import slack
+from diptych.memory.footprint import GIB, footprint
+from diptych.parallel.layout import Layout
+from diptych.planner.cards import CARDS
+from diptych.planner.choices import SAME, Limits, layouts_of, plan
+from diptych.planner.machine import Machine, machine_of
+from diptych.planner.task import task_of
+from diptych.request import MAX_TEXT_TOKENS
+
+cards = st.sampled_from(sorted(CARDS))
+models = st.sampled_from(["pro", "lite", "pro-distill", "lite-distill"])
+geometries = st.sampled_from(["864x480x125", "432x256x25", "1280x720x121", "512x768x121"])
+
+
+def of(model="pro", gpus="8xH100-80", geometry="864x480x125", clips=1, **limits):
+    return plan(task_of(model, geometry, clips=clips), machine_of(gpus), Limits(**limits))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    model=models, card=cards, count=st.sampled_from([1, 2, 3, 4]), geometry=geometries, clips=st.sampled_from([1, 5])
+)
+def test_what_fits_never_exceeds_the_memory(model, card, count, geometry, clips):
+    """Predicted anew from the setting that was chosen, for the longest prompt, with the decode that was chosen."""
+    found = of(model, f"{count}x{card}", geometry, clips)
+    size = replace(found.task.size, L=MAX_TEXT_TOKENS)
+    cost = fused_cost() if found.rates.fused else released_cost()
+    for choice in found.fitting:
+        decode = decode_peak(size.T, size.Y, size.X, choice.decode, cost)
+        predicted = footprint(found.task.config, size, choice.setting, decode=decode, parts=found.task.parts)
+        assert predicted.peak <= found.budget - slack(found.budget), choice
+        assert choice.cards <= count
+    for choice in found.choices:
+        assert choice.fits or choice.why
+        assert choice.fits or choice not in found.fitting
+
+
+@settings(max_examples=6, deadline=None)
+@given(model=models, card=cards, geometry=geometries, clips=st.sampled_from([1, 2, 7]))
+def test_more_cards_are_never_slower(model, card, geometry, clips):
+    """But for the share below which two ways count as equally fast."""
+    before = None
+    for count in (1, 2, 3, 4, 6):
+        best = of(model, f"{count}x{card}", geometry, clips).best
+        if before is not None:
+            assert best is not None and best.total <= before.total * (1 + SAME)
+        before = best or before
+
+
+@settings(max_examples=10, deadline=None)
+@given(model=models, card=cards, count=st.sampled_from([1, 2, 4]), low=st.integers(4, 60), more=st.integers(0, 60))
+def test_more_memory_is_never_slower(model, card, count, low, more):
+    small = of(model, f"{count}x{card}", budget=low * GIB).best
+    large = of(model, f"{count}x{card}", budget=(low + more) * GIB).best
+    assert small is None or (large is not None and large.total <= small.total * (1 + SAME))
+
+
+@settings(max_examples=8, deadline=None)
+@given(model=models, card=cards, count=st.sampled_from([1, 2, 4]))
+def test_a_longer_clip_takes_longer(model, card, count):
+    short, long = (of(model, f"{count}x{card}", f"864x480x{frames}").choices for frames in (61, 121))
+    fastest = [min(choice.total for choice in choices) for choices in (short, long)]
+    assert fastest[0] < fastest[1]
+
+
+def test_exact_before_approximate_before_what_does_not_fit():
+    found = of()
+    kinds = [(choice.fits, choice.exact) for choice in found.choices]
+    assert kinds == sorted(kinds, reverse=True)
+    assert len(set(kinds)) == 3
+    assert found.best is found.choices[0]
+
+
+def test_fp8_is_weighed_on_hopper_alone():
+    for gpus, there in (("1xH200", True), ("1x4090", False), ("1xB200", False), ("1xA100", False)):
+        assert any(not choice.exact for choice in of(gpus=gpus).choices) is there, gpus
+
+
+def test_the_layouts_are_those_that_can_be_built_and_have_work_for_all():
+    task = task_of("lite", "864x480x125")
+    for world in (1, 2, 4, 8):
+        found = list(layouts_of(world, task))
+        assert len(set(found)) == len(found)
+        assert all(layout.world == world for layout in found)
+        assert Layout(ulysses=world) in found
+        assert world == 1 or Layout(cfg=2, ulysses=world // 2) in found
+    distilled = task_of("lite-distill", "864x480x125")
+    assert all(layout.cfg == 1 for layout in layouts_of(8, distilled))
+    assert all(layout.ulysses <= 28 for layout in layouts_of(56, distilled))
+
+
+def test_several_clips_are_made_side_by_side():
+    """Eight cards that hold the whole model each make eight clips without sending anything."""
+    one, eight = (of("lite-distill", "8xH200", clips=clips).best for clips in (1, 8))
+    assert (one.replicas, one.layout.world) == (1, 8)
+    assert (eight.replicas, eight.layout.world) == (8, 1)
+    assert of("lite-distill", "8xH200", clips=3).best.replicas <= 3
+
+
+def test_what_is_fixed_stays():
+    layout = Layout(ring=2, ulysses=2)
+    for choice in of(layout=layout, precision="fp8", offload="model", modulation="tables").choices:
+        s = choice.setting
+        assert (choice.layout, s.precision, s.offload, s.modulation) == (layout, "fp8", "model", "tables")
+
+
+def test_a_layout_that_the_machine_or_the_model_cannot_have_is_refused():
+    with pytest.raises(LayoutError, match="layout ulysses=16 takes 16 GPUs, and 8xh100-80 has 8"):
+        of(layout=Layout(ulysses=16))
+    with pytest.raises(LayoutError, match="a distilled checkpoint has no guidance to split"):
+        of("pro-distill", layout=Layout(cfg=2))
+
+
+def test_a_machine_with_too_little_host_memory_is_told():
+    task, machine = task_of("pro", "864x480x125"), machine_of("1x4090")
+    small = Machine(card=machine.card, count=1, host_memory=32 * GIB)
+    found = plan(task, small)
+    assert found.best is None
+    assert any("needs 81 GiB of host memory, 32 are there" in choice.why for choice in found.choices)
+
+
+def test_cards_that_would_not_help_stay_idle():
+    """A tiny clip on PCIe: sending costs more than it saves."""
+    best = of("lite-distill", "8xT4", "64x64x5").best
+    assert best.cards < 8
