@@ -12,6 +12,7 @@ from diptych.codecs import vae_fast
 from diptych.codecs.conv3d import conv3d, pack
 from diptych.codecs.group_norm import group_norm
 from diptych.codecs.tiles import GIB, plan_tiles
+from diptych.codecs.vae_cpu import OneDnnConv3d
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -90,3 +91,20 @@ def test_stays_stock_where_the_kernels_cannot_run():
     vae = AutoencoderKLHunyuanVideo(block_out_channels=(16, 16, 32, 32), norm_num_groups=4, layers_per_block=1)
     stock = vae.decoder
     assert vae_fast.fuse(vae).decoder is stock  # on the CPU
+
+
+def test_on_a_cpu_the_same_pixels_come_from_onednn():
+    """Small inputs would go to another kernel; upsampling, strides and shortcuts are all in it."""
+    sizes = {"block_out_channels": (8, 8, 16, 16), "layers_per_block": 1, "norm_num_groups": 4}
+    vae = AutoencoderKLHunyuanVideo(**sizes)
+    z, x = torch.randn(1, 16, 2, 4, 6), torch.randn(1, 3, 5, 8, 12)
+    with torch.no_grad():
+        want = vae.decoder(z), vae.encoder(x)
+        assert vae_fast.fuse(vae) is vae
+        got = vae.decoder(z), vae.encoder(x)
+    assert all(isinstance(m, OneDnnConv3d) for m in vae.modules() if isinstance(m, nn.Conv3d))
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+    half = AutoencoderKLHunyuanVideo(
+        block_out_channels=(8, 8, 16, 16), layers_per_block=1, norm_num_groups=4
+    ).bfloat16()
+    assert not any(isinstance(m, OneDnnConv3d) for m in vae_fast.fuse(half).modules())
