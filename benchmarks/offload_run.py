@@ -300,7 +300,7 @@ def decode() -> dict[str, Any]:
     cost = decode_cost(vae)
     moved = Offloaded(vae, DEVICE, on_drop=vae.decoder.release if isinstance(vae.decoder, FastDecoder) else None)
     result: dict[str, Any] = {}
-    for gib in (20.0, 14.5, 10.0, 6.5):
+    for gib in (14.5, 10.0, 6.5):
         budget = int(gib * GIB * 0.97)
         plan = plan_tiles(T, Y, X, budget, cost)
         tidy()
