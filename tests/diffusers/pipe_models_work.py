@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from dropin_models import Call, build, draw
 from dropin_work import mesh_of
+from errors_work import told
 from torch import Tensor, nn
 
 import diptych.diffusers
@@ -58,6 +59,19 @@ def piped(layout: Layout, call: Call, warmup: int, patches: int) -> dict[str, An
         "undone": set(model.state_dict()) == whole
         and all(torch.equal(a, b) for a, b in zip(stock, again, strict=True)),
     }
+
+
+@torch.no_grad()
+def refused_forwards(layout: Layout) -> list[str]:
+    """What is told to a ControlNet, a mask, and compiled blocks."""
+    model = build("flux")
+    diptych.diffusers.parallelize(model, layout, mesh_of(layout))
+    sentences = [
+        told(lambda call=call: model(**call.arguments()))
+        for call in (Call("flux", controlnet=True), Call("flux", hidden_text=2))
+    ]
+    model.compile_repeated_blocks(backend="eager")
+    return [*sentences, told(lambda: model(**Call("flux").arguments()))]
 
 
 class Remembering:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dropin_models import Call, build
-from pipe_models_work import exact, piped, simulated
+from pipe_models_work import exact, piped, refused_forwards, simulated
 from test_setup import refusal
 
 import diptych.diffusers
@@ -56,6 +56,17 @@ def test_warm_up_alone_is_the_stock_model_to_the_bit(ranks, name: str) -> None:
     expected = exact(CALLS[name])
     for rank in ranks(2)(piped, Layout(pipeline=2), CALLS[name], 3, 3):
         assert all(apart(run, expected) == 0 for run in rank["runs"])
+
+
+@pytest.mark.distributed
+def test_what_a_forward_refuses(ranks) -> None:
+    for control, mask, compiled in ranks(2)(refused_forwards, Layout(pipeline=2)):
+        assert (
+            control
+            == "controlnet_block_samples is not accepted with pipeline stages: use ring and ulysses for ControlNets."
+        )
+        assert mask == "attention_mask is not accepted with pipeline stages: use ring and ulysses with masks."
+        assert compiled.startswith("compiled blocks are not accepted with pipeline stages")
 
 
 def test_refusals() -> None:

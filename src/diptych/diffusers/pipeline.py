@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from diptych.errors import LayoutError
 from diptych.parallel.patches import BlockCaches, PatchShard
 from diptych.parallel.stages import Stages, stage_blocks
 
@@ -122,6 +123,14 @@ class Staged:
             here = range(max(held.start - start, 0), max(held.stop - start, 0))
             setattr(model, name, StageList(of_name, here, [] if number else [self.run]))
             start += len(of_name)
+
+    def check(self) -> None:
+        """Raises `LayoutError` for blocks that were compiled: a graph would be that of one block, patch and pass."""
+        if any(block._compiled_call_impl is not None for block in self.held):
+            raise LayoutError(
+                "compiled blocks are not accepted with pipeline stages, whose keys differ from patch to patch: leave "
+                "compile_repeated_blocks out, or use ring and ulysses."
+            )
 
     def undo(self) -> None:
         device = self.model.device

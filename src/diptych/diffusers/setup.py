@@ -150,6 +150,8 @@ class Split:
         if not torch.compiler.is_compiling():
             self._check()
             self._agree(given["hidden_states"])
+        if self.staged is not None:
+            self.staged.check()
         cut = self.seams.scatter(given)
         if self.pipe is not None and self.staged is not None:
             shard = self.seams.shared.shard
