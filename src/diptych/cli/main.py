@@ -16,6 +16,7 @@ from diptych.cli.client import app as client_app
 from diptych.cli.compare import compare
 from diptych.cli.demo import demo
 from diptych.cli.display import visible
+from diptych.cli.doctor import doctor
 from diptych.cli.generate import generate
 from diptych.cli.plan import plan
 from diptych.cli.serve import CONTEXT, serve
@@ -38,6 +39,7 @@ app.command()(calibrate)
 app.command()(compare)
 app.command()(tune)
 app.command()(plan)
+app.command()(doctor)
 app.command()(demo)
 app.command(context_settings=CONTEXT)(serve)
 app.add_typer(client_app, name="client", help="Talk to a running server: submit, watch, download.")
