@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sqlite3
@@ -19,6 +20,8 @@ from tests.server.serving import Serving, processes_with
 
 pytestmark = pytest.mark.server
 SLOW = "slow=0.1"
+LIFE = 80_000 + os.getpid()
+"""Seconds that a process of an engine would live, and what it is known by; other runs on this machine have others."""
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, 
     """A server with four engines and a job in each state, killed with -9 and started again; the jobs by name."""
     state = tmp_path_factory.mktemp("killed") / "state"
     with Serving(state, "--cancel-timeout", "0.3", "--replicas", "4") as serving, serving.client as client:
-        jobs = {"finished": post(serving, "done before child=97531")}
+        jobs = {"finished": post(serving, f"done before child=1{LIFE}")}
         serving.until(jobs["finished"], "completed")
         for name in ("plain", "published", "cancelled", "deleted"):
             jobs[name] = post(serving, f"{SLOW} deaf=60", num_inference_steps=200)
@@ -80,7 +83,7 @@ def test_after_a_kill_queued_jobs_run_in_order(killed: tuple[Serving, dict[str, 
 def test_after_a_kill_a_running_job_is_interrupted(killed: tuple[Serving, dict[str, str]]) -> None:
     serving, jobs = killed
     assert serving.until(jobs["plain"], "failed")["error"]["code"] == "interrupted"
-    assert processes_with("97531") == [], "what an engine started outlived the server"
+    assert processes_with(f"sleep\x001{LIFE}") == [], "what an engine started outlived the server"
     assert not list((serving.state / "work").glob(jobs["plain"] + "*"))
 
 
@@ -107,7 +110,7 @@ def test_an_unreadable_record_is_set_aside_and_the_start_goes_on(killed: tuple[S
     assert listed == set(jobs.values()) - {jobs["unreadable"], jobs["deleted"]}
 
 
-def test_with_requeue_a_running_job_is_run_again_once(state: Path) -> None:
+def test_with_requeue_a_running_job_is_run_again_once_after_a_kill_and_waits_after_a_sigterm(state: Path) -> None:
     with Serving(state, "--on-restart", "requeue", "--replicas", "2") as serving:
         twice, once = post(serving, SLOW, num_inference_steps=60), post(serving, SLOW, num_inference_steps=8)
         for video in (twice, once):
@@ -120,6 +123,14 @@ def test_with_requeue_a_running_job_is_run_again_once(state: Path) -> None:
         serving.restart()
         assert serving.until(twice, "failed")["error"]["code"] == "interrupted"
 
+        # A server that is told to stop says so in time: that attempt does not count.
+        last = post(serving, SLOW, num_inference_steps=40)
+        serving.until(last, "in_progress")
+        assert serving.kill(signal.SIGTERM) == 0
+        with sqlite3.connect(state / "jobs.db") as db:
+            found = db.execute("SELECT status, attempt FROM jobs WHERE id = ?", (last,)).fetchall()
+        assert found == [("queued", 0)]
+
 
 # -- stopping -----------------------------------------------------------------------------------------
 
@@ -130,7 +141,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("shared")
     steps = folder / "steps"
     steps.touch()
-    with Serving(folder / "state", "--stall-timeout", "5", DIPTYCH_TEST_STEPS=str(steps)) as serving:
+    flags = ("--stall-timeout", "4", "--max-queue", "50")
+    with Serving(folder / "state", *flags, DIPTYCH_TEST_STEPS=str(steps)) as serving:
         yield serving
 
 
@@ -194,15 +206,6 @@ def test_sigterm_finishes_the_running_job_and_leaves_no_process(state: Path) -> 
         assert ends == {running: "completed", queued: "queued"}
 
 
-def test_sigterm_puts_a_long_job_back_into_the_queue_if_told_to(state: Path) -> None:
-    with Serving(state, "--drain-timeout", "0.2", "--on-restart", "requeue") as serving:
-        running = post(serving, SLOW, num_inference_steps=40)
-        serving.until(running, "in_progress")
-        assert serving.kill(signal.SIGTERM) == 0
-        with sqlite3.connect(state / "jobs.db") as db:
-            assert db.execute("SELECT status, attempt FROM jobs").fetchall() == [("queued", 0)]
-
-
 # -- engines that fail --------------------------------------------------------------------------------
 
 
@@ -210,7 +213,7 @@ def test_sigterm_puts_a_long_job_back_into_the_queue_if_told_to(state: Path) -> 
     ("prompt", "code"),
     [
         ("die=2", "engine_failed"),
-        ("hang=2", "stalled"),
+        (f"hang=2 child={LIFE}", "stalled"),
         ("boom", "engine_failed"),
         ("poison", "engine_failed"),
         ("oom", "out_of_memory"),
@@ -219,6 +222,7 @@ def test_sigterm_puts_a_long_job_back_into_the_queue_if_told_to(state: Path) -> 
         ("short", "output_invalid"),
         ("small", "output_invalid"),
     ],
+    ids=lambda word: word.partition(" ")[0],  # the same in every process that collects the tests
 )
 def test_a_poisoned_job_fails_alone(shared: Serving, prompt: str, code: str) -> None:
     shared.until_ready()
@@ -234,13 +238,7 @@ def test_a_poisoned_job_fails_alone(shared: Serving, prompt: str, code: str) -> 
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "generation_failed")
     assert not list((shared.state / "work").iterdir())
     assert not list((shared.state / "jobs" / bad).glob("a*"))
-
-
-def test_a_hung_engine_is_ended_with_all_that_came_from_it(shared: Serving) -> None:
-    shared.until_ready()
-    bad = post(shared, "hang=1 child=86417")
-    shared.until(bad, "failed")
-    assert processes_with("86417") == []
+    assert processes_with(f"sleep\x00{LIFE}") == [], "what a hung engine started outlived it"
 
 
 def test_readiness_says_when_the_engine_is_being_restarted(shared: Serving) -> None:
@@ -273,39 +271,48 @@ def test_an_engine_that_cannot_load_keeps_the_server_unready_and_says_why(state:
 # -- many, full, old ----------------------------------------------------------------------------------
 
 
-def test_200_clients_at_once_get_50_places_and_all_accepted_run_in_order(state: Path, tmp_path: Path) -> None:
-    steps = tmp_path / "steps"
-    with Serving(state, "--max-queue", "50", DIPTYCH_TEST_STEPS=str(steps)) as serving:
-        running = post(serving, "slow=0.1", num_inference_steps=200)
-        serving.until(running, "in_progress")
-        answers: list[httpx.Response] = []
+def test_200_clients_at_once_get_50_places_and_all_accepted_run_in_order(shared: Serving) -> None:
+    shared.until_ready()
+    running = post(shared, SLOW, num_inference_steps=200)
+    shared.until(running, "in_progress")
+    answers: list[httpx.Response] = []
 
-        def one(number: int) -> None:
-            with serving.client as client:
-                answers.append(client.post("/v1/videos", json={"prompt": f"n {number}", "num_inference_steps": 1}))
+    def one(number: int) -> None:
+        with shared.client as client:
+            answers.append(client.post("/v1/videos", json={"prompt": f"n {number}", "num_inference_steps": 1}))
 
-        threads = [threading.Thread(target=one, args=(i,)) for i in range(200)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert Counter(a.status_code for a in answers) == {200: 50, 429: 150}
-        refused = next(a for a in answers if a.status_code == 429)
-        assert refused.json()["error"]["code"] == "queue_full"
-        assert int(refused.headers["retry-after"]) >= 1
-        accepted = [a.json()["id"] for a in answers if a.status_code == 200]
-        with sqlite3.connect(state / "jobs.db") as db:
-            order = [p for (p,) in db.execute("SELECT json_extract(spec, '$.prompt') FROM jobs ORDER BY seq")][1:]
-        with serving.client as client:
-            client.delete(f"/v1/videos/{running}")
-        for video in accepted:
-            serving.until(video, "completed", seconds=60)
-        ran = [line.split("|")[0] for line in steps.read_text().splitlines() if line.startswith("n ")]
-        assert ran == order
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(a.status_code for a in answers) == {200: 50, 429: 150}
+    refused = next(a for a in answers if a.status_code == 429)
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert int(refused.headers["retry-after"]) >= 1
+    accepted = [a.json()["id"] for a in answers if a.status_code == 200]
+    with sqlite3.connect(shared.state / "jobs.db") as db:
+        prompts = [p for (p,) in db.execute("SELECT json_extract(spec, '$.prompt') FROM jobs ORDER BY seq")]
+    order = [prompt for prompt in prompts if prompt.startswith("n ")]
+    with shared.client as client:
+        client.delete(f"/v1/videos/{running}")
+    for video in accepted:
+        shared.until(video, "completed", seconds=60)
+    steps = (shared.state.parent / "steps").read_text().splitlines()
+    assert [line.split("|")[0] for line in steps if line.startswith("n ")] == order
 
 
-def test_expired_jobs_vanish_as_one(state: Path) -> None:
-    with Serving(state, "--ttl", "3", "--sweep-every", "0.3") as serving, serving.client as client:
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server that keeps little and waits little."""
+    flags = ("--ttl", "3", "--sweep-every", "0.3", "--queue-timeout", "1", "--sync-timeout", "0.5")
+    with Serving(tmp_path_factory.mktemp("hasty") / "state", *flags) as serving:
+        yield serving
+
+
+def test_expired_jobs_vanish_as_one(hasty: Serving) -> None:
+    serving, state = hasty, hasty.state
+    with serving.client as client:
         video = post(serving, "ephemeral")
         failed = post(serving, "refuse")
         job = serving.until(video, "completed")
@@ -321,8 +328,9 @@ def test_expired_jobs_vanish_as_one(state: Path) -> None:
         assert left == []
 
 
-def test_waits_have_their_limits(state: Path) -> None:
-    with Serving(state, "--queue-timeout", "1", "--sync-timeout", "0.5") as serving, serving.client as client:
+def test_waits_have_their_limits(hasty: Serving) -> None:
+    serving = hasty
+    with serving.client as client:
         running = post(serving, SLOW, num_inference_steps=100)
         late = client.post("/v1/videos/sync", json={"prompt": "too late"})
         assert (late.status_code, late.json()["error"]["code"]) == (504, "sync_timeout")

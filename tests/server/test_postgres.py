@@ -114,7 +114,7 @@ def test_two_hosts_share_jobs_and_each_job_runs_once(database: str, tmp_path: Pa
 
             # A host that dies leaves its running job failed and its queued ones to the other.
             ids = [
-                one.post("/v1/videos", json={"prompt": f"slow=0.1 {n}", "num_inference_steps": 60}).json()["id"]
+                one.post("/v1/videos", json={"prompt": f"slow=0.1 {n}", "num_inference_steps": 30}).json()["id"]
                 for n in range(2)
             ]
             for video in ids:

@@ -58,7 +58,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
 @server
 @pytest.mark.parametrize("name", GOLDEN)
 def test_requests_that_peers_print_are_accepted(api: httpx.Client, name: str) -> None:
-    running = api.post("/v1/videos", json={"prompt": "slow=0.2", "num_inference_steps": 100}).json()["id"]
+    running = api.post("/v1/videos", json={"prompt": "slow=0.05", "num_inference_steps": 200}).json()["id"]
     answer = api.post("/v1/videos", **GOLDEN[name])
     assert answer.status_code == 200, answer.text
     job = answer.json()

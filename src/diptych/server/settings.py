@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from diptych.errors import UserError
+from diptych.server.shape import warm_up_shape
 
 Names = Annotated[list[str], NoDecode]
 
@@ -281,15 +282,6 @@ def _config_path(init: PydanticBaseSettingsSource) -> Path | None:
     if not path.is_file():
         raise FileNotFoundError(f"config: {path} is no file")
     return path
-
-
-def warm_up_shape(text: str) -> tuple[int, int, int]:
-    """`864x480x121` -> width, height, frames. Raises `ValueError` for another form."""
-    parts = text.lower().split("x")
-    if len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
-        raise ValueError(f"{text!r} is not WIDTHxHEIGHTxFRAMES, such as 864x480x121")
-    width, height, frames = (int(p) for p in parts)
-    return width, height, frames
 
 
 def _parse_key(text: str, index: int) -> Key:

@@ -27,7 +27,7 @@ from diptych.request import ClipDefaults, ClipRequest
 from diptych.server.running.family import descendants, kill
 from diptych.server.running.finish import OutputInvalid, finish, write_result
 from diptych.server.running.messages import Cancel, Failed, Finished, Loading, Ready, Run, Step, Stopped, Unloadable
-from diptych.server.settings import warm_up_shape
+from diptych.server.shape import warm_up_shape
 
 if TYPE_CHECKING:
     from diptych.engine.progress import OnProgress, Progress
