@@ -1,0 +1,153 @@
+"""`diptych plan`: quick, without torch, in words, as JSON and drawn; what cannot be is one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+from tools import planning_document
+from typer.testing import CliRunner
+
+from diptych.cli.main import app
+from diptych.errors import UserError
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def refusal(*arguments):
+    done = run(*arguments)
+    assert isinstance(done.exception, UserError), done.output
+    sentence = str(done.exception)
+    assert "\n" not in sentence and sentence.endswith(".")
+    return sentence
+
+
+def test_it_imports_nothing_heavy_and_reads_headers_alone(tiny_base):
+    """What keeps it below two seconds: neither torch nor a picture library is loaded, whatever is planned."""
+    code = f"""
+import sys
+from diptych.cli.main import app
+for model in ("pro", {str(tiny_base)!r}):
+    try:
+        app(["plan", "--gpus", "8xH100-80", "--model", model, "--clips", "3"])
+    except SystemExit as end:
+        assert not end.code, end.code
+print([m for m in ("torch", "diffusers", "transformers", "matplotlib", "av") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_it_says_what_is_best_and_why_and_how():
+    done = run("--model", "pro", "--gpus", "8xH100-80", "--geometry", "864x480x125")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("pro on 8xh100-80: 1 clip of 864x480 in 125 frames with sound, 50 steps with guidance")
+    assert lines[2].startswith("Best: cfg=2,ulysses=4")
+    assert any("both passes of guidance at once" in line for line in lines)
+    assert any(line.strip().startswith("diptych generate") and "--layout cfg=2,ulysses=4" in line for line in lines)
+    assert "Approximate, taken only by name:" in lines
+    assert "Does not fit:" in lines
+    assert lines[-1].startswith("Rates of h100-80: its data sheet")
+
+
+def test_the_options_that_it_prints_are_those_of_generate():
+    known = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "200"}).stdout
+    seen = set()
+    for gpus, clips in (("1xT4", 1), ("1x4090", 1), ("8xH100-80", 1), ("2xH200", 1)):
+        told = json.loads(run("--gpus", gpus, "--clips", str(clips), "--json").stdout)
+        seen |= {option for choice in told["choices"] for option in choice["options"] if option.startswith("--")}
+    assert seen == {"--layout", "--precision", "--offload", "--modulation", "--memory"}
+    for option in seen:
+        assert option in known, option
+
+
+def test_json_has_everything(tiny_base):
+    told = json.loads(run("--model", str(tiny_base), "--gpus", "2xT4", "--geometry", "64x48x9", "--json").stdout)
+    assert told["model"] == str(tiny_base)
+    assert (told["geometry"], told["machine"]["count"], told["machine"]["rates"]) == ("64x48x9", 2, "estimated")
+    assert told["best"]["fits"] and told["best"]["reasons"]
+    assert told["best"]["dtype"] == "float16"
+    for choice in told["choices"]:
+        seconds = choice["seconds"]
+        parts = [value for name, value in seconds.items() if name != "total"]
+        assert seconds["total"] == pytest.approx(sum(parts))
+        assert choice["peak_bytes"]["first"] == max(p["weights"] + p["work"] for p in choice["phases"].values())
+
+
+def test_nothing_that_fits_is_told_with_the_status():
+    done = run("--model", "pro", "--gpus", "1xT4", "--offload", "none")
+    assert done.exit_code == 1
+    assert "Nothing fits in 14.2 GiB." in done.stdout
+    assert "needs" in done.stdout and "are there" in done.stdout
+
+
+def test_it_draws_who_holds_what(tmp_path):
+    for gpus, clips, tall in (("8xH100-80", 1, 2), ("8xH200", 8, 2), ("1xT4", 1, 1)):
+        file = tmp_path / f"{gpus}.png"
+        done = run("--gpus", gpus, "--model", "lite", "--clips", str(clips), "--draw", str(file))
+        assert done.exit_code == 0, done.output
+        with Image.open(file) as picture:
+            assert picture.format == "PNG"
+            assert picture.size == (1210, round(110 * (4.6 + 1.35 * tall)))
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (("--gpus", "3xFOO"), "gpus = 'FOO' is not accepted: a count and a card, such as 8xH100-80; cards are"),
+        (("--gpus", "t4", "--geometry", "0x0"), "geometry = '0x0' is not accepted: write WIDTHxHEIGHTxFRAMES"),
+        (("--gpus", "t4", "--geometry", "4096x480x121"), "width = 4096 is not accepted"),
+        (("--gpus", "t4", "--geometry", "864x480x513"), "frames = 513 is not accepted"),
+        (("--gpus", "t4", "--clips", "0"), "clips = 0 is not accepted: a whole number from 1"),
+        (("--gpus", "t4", "--steps", "0"), "steps = 0 is not accepted"),
+        (("--gpus", "t4", "--precision", "fp4"), "precision = 'fp4' is not accepted: one of exact, fp8"),
+        (("--gpus", "t4", "--offload", "all"), "offload = 'all' is not accepted: one of none, model, block"),
+        (("--gpus", "t4", "--modulation", "x"), "modulation = 'x' is not accepted: one of resident, tables"),
+        (("--gpus", "t4", "--memory", "much"), "memory = 'much' is not accepted: a size such as 6GiB"),
+        (("--gpus", "t4", "--memory", "99GiB"), "memory = '99GiB' is not accepted: at most the 15 GiB of t4"),
+        (("--gpus", "t4", "--link", "0"), "link = 0.0 is not accepted"),
+        (("--gpus", "t4", "--layout", "ulysses=2"), "layout ulysses=2 takes 2 GPUs, and 1xt4 has 1"),
+        (("--gpus", "t4", "--layout", "sideways=2"), "layout axis 'sideways' is not accepted"),
+        (("--gpus", "t4", "--rates", "/no/such"), "rates = '/no/such' is not accepted"),
+        (("--gpus", "t4", "--model", "pro-distill", "--guidance", "5"), "guidance = 5.0 is not accepted"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(arguments, start):
+    assert refusal(*arguments).startswith(start)
+
+
+def test_a_model_that_does_not_exist_is_one_sentence():
+    with pytest.raises(UserError, match="no name of a checkpoint; did you mean lite"):
+        raise run("--gpus", "t4", "--model", "litee").exception
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "nonsense", '{"linear_tflops": 0, "attention_tflops": {}, "copy_TBps": 1}']
+)
+def test_rates_of_another_kind_are_refused(tmp_path, text):
+    file = tmp_path / "rates.json"
+    file.write_text(text)
+    assert "a file that `diptych bench floors --json` wrote" in refusal("--gpus", "t4", "--rates", str(file))
+
+
+def test_measured_rates_are_used(tmp_path):
+    file = tmp_path / "rates.json"
+    before = json.loads(run("--gpus", "1xH200", "--model", "lite", "--json").stdout)
+    rates = {"linear_tflops": 357.0, "attention_tflops": {"64": 268.0, "128": 338.0}, "copy_TBps": 2.05}
+    file.write_text(json.dumps(rates))
+    after = json.loads(run("--gpus", "1xH200", "--model", "lite", "--json", "--rates", str(file)).stdout)
+    slower = after["best"]["seconds"]["denoise"] / before["best"]["seconds"]["denoise"]
+    assert slower == pytest.approx(2, rel=0.03)  # all but the kernels' starts takes twice as long
+    assert after["machine"]["rates"] == "measured"
+
+
+def test_the_document_is_what_the_code_says():
+    text = planning_document.DOCUMENT.read_text()
+    assert planning_document.rendered(text) == text, "stale: run python tools/planning_document.py"
