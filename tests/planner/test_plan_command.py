@@ -137,6 +137,16 @@ def test_rates_of_another_kind_are_refused(tmp_path, text):
     assert "a file that `diptych bench floors --json` wrote" in refusal("--gpus", "t4", "--rates", str(file))
 
 
+def test_what_bench_floors_writes_can_be_read(tmp_path):
+    file = tmp_path / "rates.json"
+    arguments = ["bench", "floors", "--tiny", "--geometry", "64x32x5", "--device", "cpu", "--json", str(file)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    told = json.loads(run("--gpus", "1xT4", "--model", "lite", "--rates", str(file), "--json").stdout)
+    assert told["machine"]["rates"] == "measured"
+    assert told["best"]["seconds"]["denoise"] > 100_000  # a CPU
+
+
 def test_measured_rates_are_used(tmp_path):
     file = tmp_path / "rates.json"
     before = json.loads(run("--gpus", "1xH200", "--model", "lite", "--json").stdout)

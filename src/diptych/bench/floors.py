@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from diptych.attention.kernels import KERNELS, need_of
-from diptych.bench.geometry import Geometry
+from diptych.bench.geometry import TEXT_TOKENS, Geometry
 from diptych.bench.timing import median
 from diptych.model.config import TransformerConfig
 from diptych.planner.work import Work
@@ -86,6 +86,38 @@ def copy_rate(device: torch.device, dtype: torch.dtype) -> float:
     source = torch.randn(values, device=device, dtype=torch.float32).to(dtype)
     target = torch.empty_like(source)
     return 2 * source.nbytes / median(lambda: target.copy_(source), device)
+
+
+def host_rate(device: torch.device) -> float:
+    """Bytes a second from page-locked host memory to the device."""
+    values = (1 << 28) if device.type == "cuda" else (1 << 22)
+    source = torch.empty(values, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.empty_like(source, device=device)
+    return source.nbytes / median(lambda: target.copy_(source, non_blocking=True), device)
+
+
+def rates(
+    geometry: Geometry, device: torch.device, dtype: torch.dtype, models: dict[str, TransformerConfig]
+) -> dict[str, Any]:
+    """What `diptych plan --rates` reads: TFLOP/s of all products of a forward together and of video self-attention by
+    head size, TB/s of a copy, GB/s from the host. The first of `models` is the one whose products count.
+    """
+    first = next(iter(models.values()))
+    todo = work(first, geometry, TEXT_TOKENS)
+    seconds = sum(2 * M * N * K * n / _linear_rate((M, N, K), device, dtype) for (M, N, K), n in todo.linears.items())
+    attention, kernels = {}, {}
+    for config in models.values():
+        rate, kernel = _attention_rate(config, geometry.tokens, device, dtype)
+        attention[str(config.head_dim)], kernels[str(config.head_dim)] = rate / 1e12, kernel
+    return {
+        "geometry": str(geometry),
+        "dtype": str(dtype).removeprefix("torch."),
+        "linear_tflops": todo.linear_operations / seconds / 1e12,
+        "attention_tflops": attention,
+        "attention_kernels": kernels,
+        "copy_TBps": copy_rate(device, dtype) / 1e12,
+        "host_GBps": host_rate(device) / 1e9,
+    }
 
 
 def as_json(ceilings: Ceilings) -> dict[str, Any]:

@@ -61,6 +61,29 @@ def forward(
 
 
 @app.command()
+def floors(
+    geometry: Size = "864x480x125",
+    tiny: Annotated[bool, typer.Option("--tiny", help="At the width of the tiny model.")] = False,
+    device: Device = None,
+    json: Json = None,
+) -> None:
+    """What this GPU can do: products, attention, copies, the way from the host; for `diptych plan --rates`."""
+    from diptych.bench.floors import rates
+    from diptych.bench.forward import machine
+    from diptych.bench.geometry import Geometry, config_named
+    from diptych.engine.options import pick_dtype
+
+    where = _device(device)
+    models = {name: config_named(name) for name in (("tiny",) if tiny else ("pro", "lite"))}
+    result = rates(Geometry.parse(geometry), where, pick_dtype(None, where), models) | {"machine": machine(where)}
+    for size, rate in result["attention_tflops"].items():
+        typer.echo(f"self-attention, heads of {size}: {rate:.3g} TFLOP/s by {result['attention_kernels'][size]}")
+    typer.echo(f"products: {result['linear_tflops']:.3g} TFLOP/s")
+    typer.echo(f"copies: {result['copy_TBps']:.3g} TB/s; from the host: {result['host_GBps']:.3g} GB/s")
+    _write(json, result)
+
+
+@app.command()
 def attention(
     world: Annotated[list[int], typer.Option(help="Numbers of ranks; repeat it for several.", min=1)],
     simulate: Annotated[
