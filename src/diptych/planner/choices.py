@@ -166,6 +166,8 @@ def _ways(
     for precision, offload, modulation in product(precisions, offloads, modulations):
         if precision in done:  # all is on the card: nothing that moves weights is as fast
             continue
+        if offload != "none" and layout.shard > 1:
+            continue  # a rank that holds a share of the weights has no other place for it
         if offload == "block" and modulation not in (limits.modulation, "tables"):
             continue  # streamed blocks come without their modulation: tables are what it has
         setting = Setting(
