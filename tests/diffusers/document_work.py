@@ -93,5 +93,5 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def run_script(name: str, arguments: list[str]) -> None:
-    script(name).main(arguments)
+def run_script(name: str, arguments: list[str]) -> Any:
+    return script(name).main(arguments)
