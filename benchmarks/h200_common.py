@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -25,6 +26,12 @@ def ms(call: Callable[[], object], repeats: int = 10) -> float:
 
 def randn(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
+
+
+def free() -> None:
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def wait() -> None:

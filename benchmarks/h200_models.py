@@ -3,19 +3,21 @@
 # ruff: noqa: B023 - every call is made before its loop goes on
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from diptych.bench import profile
-from diptych.bench.forward import forward_call, relative
-from diptych.bench.geometry import config_named, random_inputs, random_transformer
+from diptych.bench.forward import forward_call, relative, shortened
+from diptych.bench.geometry import Inputs, config_named, random_inputs, random_transformer
 from diptych.bench.stock import stock_forward, stock_transformer
-from diptych.bench.timing import peak_memory, seconds
-from h200_common import DEVICE, HALF, OURS, SIZE, TEXT, TINY, randn, wait
+from diptych.bench.timing import once, peak_memory, seconds
+from diptych.model.transformer import Modulations, TextContext, Transformer
+from h200_clips import step_cache, traced
+from h200_common import DEVICE, HALF, OURS, SIZE, TEXT, TINY, free, randn, wait
 
 
 def exactness() -> dict[str, Any]:
@@ -40,76 +42,66 @@ def exactness() -> dict[str, Any]:
 
 
 def precisions(name: str, repeats: int) -> dict[str, Any]:
-    """bf16, fp8 products, fp8 products and attention, beside stock diffusers; modulation from tables."""
+    """bf16, fp8 products, fp8 products and attention, beside stock diffusers; modulation from tables.
+
+    With `--ours` only bf16 and full fp8. Pro then also with a step cache, Lite traced.
+    """
     from diptych.attention import LocalAttend, Role
     from diptych.memory import fp8
-    from diptych.memory.tables import ModulationTables, park
 
-    config = config_named(name)
+    config = config_named("tiny" if TINY else name)
     model = random_transformer(config, DEVICE, HALF)
     inputs = random_inputs(config, SIZE, TEXT, DEVICE, HALF)
     exact = LocalAttend()
     approximate = exact if DEVICE.type != "cuda" else LocalAttend({Role.VISUAL_SELF: "fa3-fp8"})
     result: dict[str, Any] = {}
-    reference = None
-    if not OURS or name != "pro":
-        stock = stock_transformer(model)
-        unpadded = stock_forward(stock, inputs, padded=False)
-        reference = unpadded()
-        result["stock"] = seconds(stock_forward(stock, inputs, padded=not TINY), DEVICE, 1, warmup=0)
-        if name != "pro":
-            result["stock, text unpadded"] = seconds(unpadded, DEVICE, 1, warmup=0)
-        del stock, unpadded
     with torch.no_grad():
         context = model.context(inputs.text, inputs.pooled, None)
     modulations = model.modulations(inputs.timestep, context, audio=True)
-    if not OURS or name != "pro":
-        start = time.perf_counter()
-        park(model)
-        result["parked in"] = time.perf_counter() - start
-        start = time.perf_counter()
-        steps = torch.cat([inputs.timestep.cpu(), torch.linspace(1000, 20, 49)])
-        tables = ModulationTables(model, steps, [context], audio=True)
-        wait()
-        result["tables of 50 steps in"] = time.perf_counter() - start
-        direct, modulations = modulations, tables.at(steps[0], context)
-        pairs = zip(direct.blocks, modulations.blocks, strict=True)
-        result["tables equal"] = all(torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True))
-        gc.collect()
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()
+    reference = None
+    if OURS:
+        if name == "pro":
+            result["cache"] = step_cache(model, inputs)
+        else:
+            result["trace"] = traced(model, inputs)
+    else:
+        reference = beside_stock(model, inputs, name, result)
+        modulations = tabled(model, inputs, context, modulations, result)
     grid = model.grid(*SIZE.latents, SIZE.audio_tokens, tail=False, device=DEVICE)
 
     def call(attend: Any) -> Callable[[], Any]:
         @torch.no_grad()
         def forward() -> Any:
             streams = model.embed(inputs.video, inputs.audio, context, grid, modulations, attend)
-            video, audio = model.head(model.blocks(streams, attend))
+            video, audio = model.head(model.blocks(streams, attend, own=True))
             return model.unpatchify(video, grid), audio
 
         return forward
 
     def record(label: str, forward: Callable[[], Any], want: Any) -> Any:
+        """The first call (with `--ours` of two blocks), then timed ones, of which the last tells the peak."""
         start = time.perf_counter()
-        got = forward()
-        wait()
+        with shortened(model) if OURS else nullcontext():
+            forward()
+            wait()
         first = time.perf_counter() - start
+        times: list[float] = seconds(forward, DEVICE, repeats - 1, warmup=0)
+        kept: list[Any] = []
+        peak = peak_memory(lambda: times.append(once(lambda: kept.append(forward()), DEVICE)), DEVICE)
         result[label] = {
             "first": first,
-            "seconds": seconds(forward, DEVICE, repeats, warmup=0),
-            "peak GiB": peak_memory(forward, DEVICE) / 2**30,
-            "difference": None if want is None else [relative(g, w) for g, w in zip(got, want, strict=True)],
+            "seconds": times,
+            "peak GiB": peak / 2**30,
+            "difference": None if want is None else [relative(g, w) for g, w in zip(kept[0], want, strict=True)],
         }
-        return got
+        return kept[0]
 
     fast = record("bf16", call(exact), reference)
-    if not OURS:
+    if not OURS or name == "lite":
         result["bf16 profile"] = profile.by_class(call(exact), DEVICE, top=30)
     start = time.perf_counter()
     fp8.quantise(model)
-    gc.collect()
-    if DEVICE.type == "cuda":
-        torch.cuda.empty_cache()
+    free()
     wait()
     result["quantised in"] = time.perf_counter() - start
     result["allocated after quantising GiB"] = torch.cuda.memory_allocated() / 2**30 if DEVICE.type == "cuda" else 0
@@ -118,6 +110,38 @@ def precisions(name: str, repeats: int) -> dict[str, Any]:
     record("fp8 products and attention", call(approximate), fast)
     result["fp8 profile"] = profile.by_class(call(approximate), DEVICE, top=30)
     return result
+
+
+def beside_stock(model: Transformer, inputs: Inputs, name: str, result: dict[str, Any]) -> Any:
+    """Stock diffusers with the same weights: its seconds into `result`, its velocity of unpadded text returned."""
+    stock = stock_transformer(model)
+    unpadded = stock_forward(stock, inputs, padded=False)
+    reference = unpadded()
+    result["stock"] = seconds(stock_forward(stock, inputs, padded=not TINY), DEVICE, 1, warmup=0)
+    if name != "pro":
+        result["stock, text unpadded"] = seconds(unpadded, DEVICE, 1, warmup=0)
+    return reference
+
+
+def tabled(
+    model: Transformer, inputs: Inputs, context: TextContext, direct: Modulations, result: dict[str, Any]
+) -> Modulations:
+    """The modulation weights parked; the tables' seconds and whether they equal `direct` into `result`."""
+    from diptych.memory.tables import ModulationTables, park
+
+    start = time.perf_counter()
+    park(model)
+    result["parked in"] = time.perf_counter() - start
+    start = time.perf_counter()
+    steps = torch.cat([inputs.timestep.cpu(), torch.linspace(1000, 20, 49)])
+    tables = ModulationTables(model, steps, [context], audio=True)
+    wait()
+    result["tables of 50 steps in"] = time.perf_counter() - start
+    modulations = tables.at(steps[0], context)
+    pairs = zip(direct.blocks, modulations.blocks, strict=True)
+    result["tables equal"] = all(torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True))
+    free()
+    return modulations
 
 
 def decode_whole() -> dict[str, Any]:
@@ -140,18 +164,22 @@ def decode_whole() -> dict[str, Any]:
     clips = {}
     for name, decoder, warm in (("diptych", fast, 1), ("diffusers' decoder", stock, 0)):
         vae.decoder = decoder
-        for _ in range(0 if OURS else warm + 1):
+        for _ in range(warm + 1):
             start = time.perf_counter()
             clips[name] = decode_video(vae, latents, plan)
             result[name] = time.perf_counter() - start
         if name == "diptych":
             small = plan_tiles(T, Y, X, 6 << 30, fast.cost)
-            decode_video(vae, latents, small)
-            start = time.perf_counter()
-            decode_video(vae, latents, small)
-            result["within 6 GiB"] = [len(small.tiles), time.perf_counter() - start]
-            result["within 6 GiB, peak GiB"] = peak_memory(lambda: decode_video(vae, latents, small), DEVICE) / 2**30
+
+            def within() -> None:
+                start = time.perf_counter()
+                decode_video(vae, latents, small)
+                result["within 6 GiB"] = [len(small.tiles), time.perf_counter() - start]
+
+            within()
+            result["within 6 GiB, peak GiB"] = peak_memory(within, DEVICE) / 2**30
             if OURS:
+                result["diptych peak GiB"] = peak_memory(lambda: decode_video(vae, latents, plan), DEVICE) / 2**30
                 return result
         result[f"{name} peak GiB"] = peak_memory(lambda: decode_video(vae, latents, plan), DEVICE) / 2**30
     difference = abs(clips["diptych"].astype("int16") - clips["diffusers' decoder"].astype("int16"))

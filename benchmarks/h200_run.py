@@ -1,14 +1,14 @@
 """One run on an H200: kernels against their twins, tiles, forwards and decodes, in one run.
 
-    python benchmarks/h200_run.py OUT_FOLDER [section ...] [--tiny] [--ours]
+    python benchmarks/h200_run.py OUT_FOLDER [section ...] [--tiny] [--ours] [--seconds=N]
 
 Each section is tried on its own, so that one failure does not lose the rest; results go to OUT_FOLDER/results.json
-after every section. `--tiny` runs at toy sizes on whatever is there, `--ours` leaves out what is known already.
+after every section. `--tiny` runs at toy sizes on whatever is there, `--ours` leaves out what is known already,
+`--seconds=N` leaves out the sections that would not end before.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -19,23 +19,30 @@ from typing import Any
 
 import torch
 
+import h200_clips
 import h200_kernels
 import h200_models
 from diptych.bench.forward import machine
-from h200_common import DEVICE, TINY
+from h200_common import DEVICE, OURS, TINY, free
 
+BEGUN = time.perf_counter()
 RESULTS: dict[str, Any] = {}
-SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "fp8_parts": h200_kernels.fp8_parts,
-    "pro": lambda: h200_models.precisions("tiny" if TINY else "pro", 1),
-    "lite": lambda: h200_models.precisions("tiny" if TINY else "lite", 2),
-    "decode": h200_models.decode_whole,
-    "new_text_length": h200_kernels.new_text_length,
-    "cross": h200_kernels.cross,
-    "fused": h200_kernels.fused,
-    "exactness": h200_models.exactness,
-    "compiled": h200_models.compiled,
+SECTIONS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
+    "fp8_parts": (h200_kernels.fp8_parts, 14),
+    "pro": (lambda: h200_models.precisions("pro", 1), 75 if OURS else 145),
+    "lite": (lambda: h200_models.precisions("lite", 2), 25 if OURS else 50),
+    "decode": (h200_models.decode_whole, 22 if OURS else 50),
+    "start": (h200_clips.start, 35),
+    "clip": (lambda: h200_clips.clip("pro-distill", "fp8"), 75),
+    "clip_lite": (lambda: h200_clips.clip("lite-distill", "exact"), 35),
+    "load": (h200_clips.load, 40),
+    "new_text_length": (h200_kernels.new_text_length, 5),
+    "cross": (h200_kernels.cross, 10),
+    "fused": (h200_kernels.fused, 10),
+    "exactness": (h200_models.exactness, 20),
+    "compiled": (h200_models.compiled, 30),
 }
+"""What to run, and the seconds that it is expected to take on an H200."""
 
 
 def short(value: Any) -> Any:
@@ -51,16 +58,20 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     asked = [name for name in sys.argv[2:] if name in SECTIONS] or list(SECTIONS)
+    given = [text.partition("=")[2] for text in sys.argv if text.startswith("--seconds=")]
+    until = BEGUN + float(given[0]) if given else float("inf")
     RESULTS["machine"] = machine(DEVICE)
     for name in asked:
+        section, expected = SECTIONS[name]
         start = time.perf_counter()
         try:
-            RESULTS[name] = SECTIONS[name]()
+            if not TINY and start + expected > until:
+                RESULTS[name] = {"left out": f"{until - start:.0f} s left, about {expected:.0f} needed"}
+            else:
+                RESULTS[name] = section()
         except Exception:
             RESULTS[name] = {"failed": traceback.format_exc()[-1500:]}
-        gc.collect()
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()
+        free()
         RESULTS[name]["section seconds"] = time.perf_counter() - start
         (out / "results.json").write_text(json.dumps(RESULTS, indent=1, default=str))
         print(f"== {name}: {RESULTS[name]['section seconds']:.1f} s", flush=True)

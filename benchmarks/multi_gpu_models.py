@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from diptych.attention import KERNELS, LocalAttend, Role
-from diptych.bench.forward import machine, relative
+from diptych.bench.forward import machine, relative, shortened
 from diptych.bench.geometry import Geometry, Inputs, config_named, random_inputs, random_transformer
 from diptych.bench.layouts import measure_layout
 from diptych.bench.random_clip import GUIDANCE, Decoders, decoded, denoised
@@ -110,7 +109,7 @@ class _Run:
         sharing = self.sharing(layout, kernels)
         both = layout.cfg == 2
         call = self.velocity(sharing, self.contexts if both else self.contexts[:1])
-        with _shortened(self.model):
+        with shortened(self.model):
             first = bench.wall(call)
         bench.free()
         kept: list[Latents] = []
@@ -280,17 +279,6 @@ def decode_times(bench: Bench, latents: Latents, size: Geometry) -> tuple[list[f
         bench.wall(lambda: frames.append(decoded(latents, bench.made["decoders"], size, deal=deal))) for _ in range(2)
     ]
     return times, frames[-1]
-
-
-@contextmanager
-def _shortened(model: Transformer) -> Iterator[None]:
-    """With two blocks: enough to compile kernels, plan attentions and connect ranks."""
-    whole = model.visual_transformer_blocks
-    model.visual_transformer_blocks = whole[:2]
-    try:
-        yield
-    finally:
-        model.visual_transformer_blocks = whole
 
 
 def _cpu(x: torch.Tensor | None) -> torch.Tensor | None:

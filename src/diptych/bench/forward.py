@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +40,17 @@ def forward_call(
         return out
 
     return call
+
+
+@contextmanager
+def shortened(model: Transformer) -> Iterator[None]:
+    """The model with its first two blocks only: enough to compile kernels, plan attentions and connect ranks."""
+    whole = model.visual_transformer_blocks
+    model.visual_transformer_blocks = whole[:2]
+    try:
+        yield
+    finally:
+        model.visual_transformer_blocks = whole
 
 
 def bench_forward(

@@ -26,6 +26,7 @@ from diptych.engine.sharing import Sharing
 from diptych.model import tiny
 from diptych.model.transformer import TextContext, Transformer
 from diptych.parallel.deal import Deal
+from diptych.sampling.caches import StepCache
 from diptych.sampling.denoise import denoise
 from diptych.sampling.denoiser import Denoiser
 from diptych.sampling.latents import Latents
@@ -74,12 +75,13 @@ def denoised(
     *,
     device: torch.device,
     steps: int | None = None,
+    cache: StepCache | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> tuple[Latents, list[float]]:
     """Latents after a whole schedule, and the seconds of each step; all ranks of `sharing` call it together.
 
     contexts: one for a distilled model, else the conditional and the unconditional one. steps: the model's own if
-    None. on_step: called after each, on every rank.
+    None. cache: predicts some of the forwards. on_step: called after each, on every rank.
     """
     config = model.config
     distilled = config.grid > 1
@@ -95,7 +97,7 @@ def denoised(
     grid = model.grid(T, Y, X, geometry.audio_tokens, tail=False, device=device)
     attend, shard = sharing.split(grid.tokens)
     guidance = GUIDANCE if len(contexts) == 2 else 1.0
-    denoiser = Denoiser(model, attend, grid, contexts, guidance, None, shard, sharing.combine)
+    denoiser = Denoiser(model, attend, grid, contexts, guidance, None, shard, sharing.combine, cache=cache)
     ends = [_now(device)]
 
     def after(index: int, clean: Callable[[], Latents]) -> None:
