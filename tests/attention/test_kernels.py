@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from reference import assert_close, attention
@@ -100,6 +102,17 @@ def test_auto_prefers_the_faster() -> None:
     assert pick("auto", need()).name == "sdpa-flash"
     assert pick("auto", need(CUDA, torch.float32, masked=True)).name == "sdpa-efficient"
     assert pick("auto", need(CUDA, torch.float64)).name == "sdpa-math"
+
+
+def test_a_card_before_ampere_takes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T4 has no bfloat16, and neither cuDNN's attention nor FlashAttention-2."""
+    half = need(CUDA, torch.float16, keys=10_000)
+    ampere = pick("auto", half).name
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=7, minor=5))
+    assert (ampere, pick("auto", half).name) == ("sdpa-cudnn", "sdpa-efficient")
+    with pytest.raises(KernelError, match="sdpa-flash is not available on this GPU; use sdpa-efficient or sdpa-math"):
+        pick("sdpa-flash", half)
 
 
 def test_a_role_can_have_its_own_kernel() -> None:

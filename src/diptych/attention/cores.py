@@ -86,6 +86,11 @@ def is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_properties(device).major == 9
 
 
+def from_ampere(device: torch.device) -> bool:
+    """What cuDNN's and FlashAttention-2's kernels need: torch refuses them on a T4 or V100. True where no GPU is."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_properties(device).major >= 8
+
+
 def _bias(key_mask_BS: Tensor, dtype: torch.dtype) -> Tensor:
     masked = max(MASKED, torch.finfo(dtype).min)
     bias_BS = torch.zeros(key_mask_BS.shape, dtype=dtype, device=key_mask_BS.device)

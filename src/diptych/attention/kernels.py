@@ -22,6 +22,7 @@ from diptych.attention.cores import (
     cuda_flash,
     fa3,
     fa3_dtypes,
+    from_ampere,
     is_hopper,
     math,
 )
@@ -207,8 +208,8 @@ _FA3 = (
 )
 KERNELS: tuple[Kernel, ...] = (
     *_FA3,
-    Kernel("sdpa-cudnn", "cuda", _HALF, cuda_cudnn, head_dim_step=8, head_dim_max=128, least=2),
-    Kernel("sdpa-flash", "cuda", _HALF, cuda_flash, mask=False, head_dim_step=8, head_dim_max=256),
+    Kernel("sdpa-cudnn", "cuda", _HALF, cuda_cudnn, head_dim_step=8, head_dim_max=128, least=2, usable=from_ampere),
+    Kernel("sdpa-flash", "cuda", _HALF, cuda_flash, mask=False, head_dim_step=8, head_dim_max=256, usable=from_ampere),
     Kernel("sdpa-efficient", "cuda", _SINGLE, cuda_efficient, grouped=False, head_dim_step=8),
     Kernel("sdpa-flash", "cpu", _ALL, cpu_flash),
     Kernel("sdpa-math", None, _ALL, math),

@@ -17,11 +17,13 @@ from diptych.codecs.vae_cpu import speed_up
 
 
 def fusible(vae: Any) -> bool:
-    """Whether the kernels can run: half precision on an NVIDIA GPU, channels in powers of two from 16 on."""
+    """Whether the kernels can run: half precision on a GPU from Ampere on, channels in powers of two from 16 on."""
     device = next(vae.decoder.parameters()).device
     widths = vae.config.block_out_channels
     powers_of_two = all(width >= 16 and width & (width - 1) == 0 for width in widths)
-    return device.type == "cuda" and vae.dtype in (torch.float16, torch.bfloat16) and powers_of_two
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    return vae.dtype in (torch.float16, torch.bfloat16) and powers_of_two
 
 
 def fuse(vae: Any) -> Any:
