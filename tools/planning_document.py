@@ -38,7 +38,7 @@ def choices() -> str:
     for name in MACHINES:
         machine = machine_of(name)
         plans = [plan(task_of(model, GEOMETRY), machine) for model in MODELS]
-        known = "measured" if plans[0].rates.measured else "estimated"
+        known = "by rates measured on one of them" if plans[0].rates.measured else "estimated"
         lines = [
             f"### {name}",
             "",

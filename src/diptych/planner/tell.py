@@ -202,7 +202,8 @@ def basis(plan: Plan) -> str:
     """Where the seconds come from."""
     card = plan.machine.card
     if plan.rates.measured:
-        return f"Rates of {card.name}: measured. Writing the MP4 and loading are not counted."
+        sent = "; what cards send each other is an estimate" if plan.machine.count > 1 and not plan.machine.link else ""
+        return f"Rates of {card.name}: measured on one card{sent}. Writing the MP4 and loading are not counted."
     return (
         f"Rates of {card.name}: its data sheet ({card.source}) times the shares measured on an H200: an estimate. "
         "Writing the MP4 and loading are not counted."
