@@ -61,11 +61,17 @@ def generate(
     pipefusion: Annotated[
         str | None, _option("With --layout pipeline=P: WARMUP,PATCHES, such as 2,8. An approximation.")
     ] = None,
+    offload: Annotated[
+        str | None, _option("none, model or block: what is on the GPU only while it is used. Default: by --memory.")
+    ] = None,
+    memory: Annotated[
+        str | None, _option("What all of it may take on each GPU, such as 22GiB. Default: no limit.")
+    ] = None,
     decode_memory: Annotated[
         str | None, _option("What decoding may take, such as 6GiB; less means tiles. Default: as diffusers decodes.")
     ] = None,
     device: Annotated[str | None, _option("cpu, cuda, cuda:1 … Default: the first GPU, else the CPU.")] = None,
-    layout: Annotated[str | None, _option("How ranks share the clip, such as cfg=2,ulysses=4.")] = None,
+    layout: Annotated[str | None, _option("How ranks share the clip, such as cfg=2,ulysses=4, or auto.")] = None,
     from_clip: Annotated[
         Path | None, _option("Make a clip again as this MP4 says; other options change it.", "--from")
     ] = None,
@@ -101,6 +107,8 @@ def generate(
         "modulation": modulation,
         "cache": cache,
         "pipefusion": pipefusion,
+        "offload": offload,
+        "memory": memory,
         "decode_memory": decode_memory,
         "device": device,
         "layout": layout,

@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from diptych import __version__
 from diptych.codecs.text import TextEncoder
-from diptych.codecs.vae_fast import fuse
+from diptych.codecs.vae_fast import FastDecoder, fuse
+from diptych.codecs.video import decode_cost
 from diptych.engine.options import DTYPES, Options
+from diptych.engine.placement import Placement
 from diptych.engine.progress import OnProgress
 from diptych.engine.stages import Stages
 from diptych.memory.fp8 import quantise
-from diptych.memory.tables import park
+from diptych.memory.offload import Offloaded
+from diptych.memory.tables import modulation_layers, park
 from diptych.model.components import (
     load_audio_vae,
     load_clip,
@@ -33,10 +37,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Components:
-    """Loaded and frozen, on `device`. Off the first rank only the transformer and the video VAE are there."""
+    """Loaded and frozen, on `device` or, where `placement` says so, in host memory.
+
+    Off the first rank only the transformer and the video VAE are there.
+    """
 
     options: Options
     device: torch.device
+    placement: Placement
     transformer: Transformer
     scheduler_config: dict[str, Any]
     text_encoder: Any = None
@@ -61,7 +69,9 @@ class Components:
         everything that makes sound in float32 as stored.
         """
         checkpoint, dtype = options.checkpoint, options.dtype
-        vae_dtype = torch.float32 if dtype is torch.float32 or device.type == "cpu" else torch.float16
+        home = device if options.offload == "none" else torch.device("cpu")
+        tables = options.modulation == "tables"
+        visiting: dict[str, Offloaded] = {}
         names = ["transformer", "vae"]
         checkpoint.fingerprint  # noqa: B018 - taken now: the folder may be replaced while the engine lives
         if first:
@@ -81,25 +91,39 @@ class Components:
                 transformer.hold(stage_blocks(blocks, options.layout.pipeline, stage))
                 if options.precision == "fp8":
                     quantise(transformer)
-            load_transformer(transformer, checkpoint, device=device, dtype=dtype, on_bytes=on_bytes)
-            if options.modulation == "tables":
+            # What is quantised is quantised where it is to run.
+            read_to = device if options.precision == "fp8" else home
+            load_transformer(transformer, checkpoint, device=read_to, dtype=dtype, on_bytes=on_bytes)
+            if tables:
                 park(transformer)
             before += sizes["transformer"]
-            vae = fuse(load_vae(checkpoint, device, vae_dtype, on_bytes))
+            vae = fuse(load_vae(checkpoint, device, options.vae_dtype, on_bytes))
             before += sizes["vae"]
+            placement = Placement.of(options, device, decode_cost(vae), visiting)
+            if options.offload != "none":
+                apart = list(modulation_layers(transformer)) if tables else []
+                visiting["transformer"] = Offloaded(transformer, device, transformer.held_blocks, leave_out=apart)
+                release = vae.decoder.release if isinstance(vae.decoder, FastDecoder) else None
+                visiting["vae"] = Offloaded(vae, device, on_drop=release)
             if not first:
-                return cls(options, device, transformer.eval(), checkpoint.scheduler, vae=vae)
-            language = load_text_encoder(checkpoint, device, dtype, on_bytes)
+                return cls(options, device, placement, transformer.eval(), checkpoint.scheduler, vae=vae)
+            language = load_text_encoder(checkpoint, home, dtype, on_bytes)
             before += sizes["text_encoder"]
-            clip = load_clip(checkpoint, device, torch.float32, on_bytes)
+            clip = load_clip(checkpoint, home, torch.float32, on_bytes)
             before += sizes["text_encoder_2"]
+            if options.offload != "none":
+                visiting["language"] = Offloaded(language, device, list(language.layers))
+                visiting["clip"] = Offloaded(clip, device)
             text = TextEncoder(load_tokenizer(checkpoint), language, load_clip_tokenizer(checkpoint), clip)
             audio_vae = vocoder = None
             if checkpoint.has_audio:
-                audio_vae = load_audio_vae(checkpoint, device, torch.float32, on_bytes)
+                audio_vae = load_audio_vae(checkpoint, home, torch.float32, on_bytes)
                 before += sizes["audio_vae"]
-                vocoder = load_vocoder(checkpoint, device, torch.float32, on_bytes)
-        return cls(options, device, transformer.eval(), checkpoint.scheduler, text, vae, audio_vae, vocoder)
+                vocoder = load_vocoder(checkpoint, home, torch.float32, on_bytes)
+                if options.offload != "none":
+                    visiting["sound"] = Offloaded(nn.ModuleList([audio_vae, vocoder]), device)
+        scheduler = checkpoint.scheduler
+        return cls(options, device, placement, transformer.eval(), scheduler, text, vae, audio_vae, vocoder)
 
     def describe(self) -> dict[str, Any]:
         """What a report says about the engine."""
@@ -113,6 +137,7 @@ class Components:
             "dtype": names[self.options.dtype],
             "precision": self.options.precision + (f":{self.options.exact_steps}" if self.options.exact_steps else ""),
             "modulation": self.options.modulation,
+            "offload": self.options.offload,
             "diptych": __version__,
             "torch": torch.__version__,
         }

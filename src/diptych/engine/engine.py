@@ -12,20 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from diptych.engine.auto import check_ranks, chosen_layout, given_layout
 from diptych.engine.components import Components
 from diptych.engine.options import (
     Options,
     check_cache,
-    check_room,
     pick_bytes,
     pick_cache,
     pick_device,
     pick_dtype,
     pick_modulation,
+    pick_offload,
     pick_pipefusion,
     pick_precision,
 )
 from diptych.engine.order import Order, take_batch
+from diptych.engine.placement import settled
 from diptych.engine.progress import OnProgress, Progress
 from diptych.engine.runner import Runner
 from diptych.engine.sharing import check_fit
@@ -35,6 +37,7 @@ from diptych.media.clip import Clip
 from diptych.media.files import check_folder
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
+from diptych.planner.choices import Limits
 from diptych.request import ClipDefaults, ClipRequest
 from diptych.sampling.caches import CachePlan
 
@@ -93,6 +96,8 @@ class Engine:
         modulation: str = "resident",
         cache: str | None = None,
         pipefusion: str | None = None,
+        offload: str | None = None,
+        memory: str | int | None = None,
         decode_memory: str | int | None = None,
         step_timeout: float = STEP_TIMEOUT,
         trace: str | Path | None = None,
@@ -101,8 +106,9 @@ class Engine:
         """Load a checkpoint.
 
         model: a folder in Diffusers layout, a hub id, or a name such as `lite-distill`.
-        layout: how ranks share each clip, such as `cfg=2,ulysses=4`. More than one rank: rank processes are started
-        and supervised here, or, started by torchrun, this process joins the others as one rank.
+        layout: how ranks share each clip, such as `cfg=2,ulysses=4`, or `auto` for the fastest that fits the GPUs here.
+        More than one rank: rank processes are started and supervised here, or, started by torchrun, this process joins
+        the others as one rank.
         device: `cpu`, `cuda` or `cuda:N`; default the first GPU, else the CPU.
         dtype: `float32`, `bfloat16` or `float16` for matrix products and attention; default by the device.
         precision: `exact`, or `fp8`: products on video tokens and video self-attention in fp8, an approximation that
@@ -114,6 +120,10 @@ class Engine:
         pipefusion: with a layout such as `pipeline=2`, `WARMUP,PATCHES`: so many first steps are exact, and so many
         patches follow each other through the stages; default 2 steps, and 2 patches a stage. An approximation that
         every report names.
+        offload: `none`; `model`: each model waits in host memory and is on the device only while it is used; `block`:
+        so do the transformer's blocks, of which as many stay as `memory` has room for, or two at a time. The same bits.
+        Default: `none`, or with `memory` the first of these that fits.
+        memory: what all of this may take on each device, such as `22GiB`: a clip that does not fit is refused.
         decode_memory: what decoding the picture may take, such as `6GiB`: with less than the default needs, the picture
         is decoded in tiles, whose seams are blended. Default: windows in time only, as diffusers does.
         step_timeout: seconds that ranks may be silent before they are taken for hung.
@@ -123,19 +133,21 @@ class Engine:
 
         Raises `CheckpointError`, `LayoutError` or `RequestError`, each one sentence.
         """
-        plan = Layout.parse(layout) if isinstance(layout, str) else Layout() if layout is None else layout
-        if not isinstance(plan, Layout):
-            raise LayoutError(f"layout {plan!r} is not accepted: a text such as cfg=2,ulysses=4, or a Layout.")
+        plan = given_layout(layout)
         where = pick_device(device)
         working = pick_dtype(dtype, where)
         if not isinstance(step_timeout, int | float) or not 0 < step_timeout <= MAX_STEP_TIMEOUT:
             raise RequestError("step_timeout", step_timeout, f"seconds above 0, at most {MAX_STEP_TIMEOUT:,.0f}")
         joined = _torchrun_world()
-        if joined is None:
-            check_room(plan, where, plan.world)
-        elif joined != plan.world:
-            raise LayoutError(f"layout {plan} has {plan.world} ranks, and torchrun started {joined}; make them agree.")
+        if plan is not None:  # before a checkpoint is fetched
+            check_ranks(plan, where, joined)
+        kind, exact_steps = pick_precision(precision, where, working)
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
+        if plan is None:
+            mode, budget = pick_offload(offload), pick_bytes("memory", memory)
+            limits = Limits(precision=kind, modulation=pick_modulation(modulation), offload=mode, budget=budget)
+            plan = chosen_layout(checkpoint, where, joined, limits)
+            check_ranks(plan, where, joined)
         check_fit(plan, checkpoint.transformer)
         chosen = pick_cache(cache, checkpoint)
         pipe = pick_pipefusion(pipefusion, plan)
@@ -144,7 +156,6 @@ class Engine:
         if trace is not None:
             folder = Path(trace).absolute()
             check_folder(folder)
-        kind, exact_steps = pick_precision(precision, where, working)
         options = Options(
             checkpoint,
             plan,
@@ -156,9 +167,16 @@ class Engine:
             precision=kind,
             exact_steps=exact_steps,
             modulation=pick_modulation(modulation),
+            memory=pick_bytes("memory", memory),
             pipe=pipe,
         )
+        options = settled(options, pick_offload(offload))
         return cls(checkpoint, _executor(options, on_progress, joined), chosen, plan)
+
+    @property
+    def layout(self) -> Layout:
+        """How ranks share each clip; what `auto` chose."""
+        return self._layout
 
     @property
     def defaults(self) -> ClipDefaults:

@@ -14,7 +14,7 @@ import torch
 from diptych.codecs.tiles import TileCost, TilePlan, decode_peak, fused_cost, plan_tiles, released_cost
 from diptych.engine.options import Options
 from diptych.errors import DeviceMemoryError, RequestError
-from diptych.memory.budget import OFFLOADS, Decode, Plan, Planner, slack
+from diptych.memory.budget import OFFLOADS, Decode, Plan, Planner, shown, slack
 from diptych.memory.footprint import GIB, Offload, Parts, Setting, Size
 from diptych.memory.offload import Offloaded
 from diptych.planner.task import parts_of
@@ -250,7 +250,7 @@ class Placement:
         """What was predicted and used, and what needs less."""
         phase = "picture" if stage == "image" else stage
         predicted = self.plan.footprint.phases[phase].peak if self.plan and phase in self.plan.footprint.phases else 0
-        text = f"{self.device} ran out of memory in stage {stage}: {predicted / GIB:.1f} GiB were predicted"
+        text = f"{self.device} ran out of memory in stage {stage}: {shown(predicted)} were predicted"
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             used, other = torch.cuda.memory_allocated(self.device), total - free
@@ -270,5 +270,5 @@ class Placement:
         for mode in OFFLOADS[OFFLOADS.index(setting.offload) :]:
             least = self.planner.least(size, replace(setting, offload=mode), decode)
             if least <= room and (mode != setting.offload or (self.options.memory or room + 1) > least):
-                return f"--offload {mode} --memory {least / GIB:.1f}GiB would fit."
-        return f"The least that would do is {least / GIB:.1f} GiB with --offload {mode}; or ask for a smaller clip."
+                return f"--offload {mode} --memory {shown(least).replace(' ', '')} would fit."
+        return f"The least that would do is {shown(least)} with --offload {mode}; or ask for a smaller clip."

@@ -27,7 +27,7 @@ from diptych.engine.runner import Runner
 from diptych.engine.sharing import sharing_for
 from diptych.engine.stages import Stages
 from diptych.engine.team import Team
-from diptych.errors import Cancelled, RankError, UserError
+from diptych.errors import Cancelled, DeviceMemoryError, RankError, UserError
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _loading(pipe: Connection, place: Place) -> Callable[[Progress], None] | Non
 
 
 def _shown(error: BaseException, place: Place | None) -> BaseException:
-    if isinstance(error, UserError | Cancelled):
+    if isinstance(error, UserError | Cancelled | DeviceMemoryError):
         return error
     rank = "?" if place is None else place.rank
     kind = type(error).__name__  # a MemoryError says nothing else

@@ -21,8 +21,8 @@ from torch import Generator, Tensor
 from diptych.codecs.audio import decode_audio
 from diptych.codecs.image import empty_moments, image_moments, image_tensor, sample_first_frame
 from diptych.codecs.text import Conditioning, negative_or_default
-from diptych.codecs.tiles import TilePlan, plan_tiles
-from diptych.codecs.video import decode_cost, decode_video, lend_decoder
+from diptych.codecs.tiles import TilePlan
+from diptych.codecs.video import decode_video, lend_decoder
 from diptych.engine.components import Components
 from diptych.engine.lanes import summarise, write_traces
 from diptych.engine.order import Order
@@ -86,18 +86,18 @@ class Runner:
         return self.finish(orders, result, stages, notes, [] if result.trace is None else [result.trace])
 
     def _tiles(self, resolved: ResolvedRequest) -> TilePlan:
-        c = self.components
-        return plan_tiles(resolved.T, resolved.Y, resolved.X, c.options.decode_budget, decode_cost(c.vae))
+        return self.components.placement.tiles(resolved)
 
     @torch.no_grad()
     def prepare(self, orders: Sequence[Order], stages: Stages) -> tuple[Job, list[str]]:
         """Encode texts and images and draw the noise. Also returns what the user should be told."""
         c, first = self.components, orders[0].resolved
+        c.placement.prepare(first, len(orders), tail=orders[0].image is not None, cache=orders[0].cache)
         self._tiles(first)  # a picture that cannot be decoded is refused before it is made
         limit, config = first.request.max_text_tokens, c.transformer.config
         generators = [Generator("cpu").manual_seed(order.seed) for order in orders]
         with self._moments(_images(orders)) as moments:
-            with stages.stage("text", 1 + first.guided) as advance:
+            with stages.stage("text", 1 + first.guided) as advance, c.placement.during("text"):
                 text = c.text_encoder
                 lanes = [text.encode([order.request.prompt for order in orders], limit)]
                 if first.guided:
@@ -105,7 +105,7 @@ class Runner:
                     lanes.append(text.encode([negative_or_default(order.request.negative) for order in orders], limit))
             first_frame = None
             if orders[0].image is not None:
-                with stages.stage("image", len(orders)) as advance:
+                with stages.stage("image", len(orders)) as advance, c.placement.during("image"):
                     frames, noise_dtype = [], getattr(torch, first.request.noise_dtype)
                     for done, (generator, encoded) in enumerate(zip(generators, moments, strict=True), start=1):
                         frames.append(sample_first_frame(c.vae, encoded, generator, noise_dtype).cpu())
@@ -131,13 +131,15 @@ class Runner:
 
     def lend_encoder(self, orders: Sequence[Order]) -> None:
         """Encode this rank's pictures, while the first rank prepares. It sends for no help with a single one."""
-        images, vae = _images(orders), self.components.vae
+        images, c, first = _images(orders), self.components, orders[0].resolved
         try:
-            self._tiles(orders[0].resolved)
+            c.placement.prepare(first, len(orders), tail=bool(images), cache=orders[0].cache)
+            self._tiles(first)
         except UserError:  # the first rank tells it, and encodes nothing
             return
         if len(images) > 1:
-            self.sharing.deal.lend(len(images), lambda n: image_moments(vae, image_tensor(images[n])))
+            with c.placement.during("image"):
+                self.sharing.deal.lend(len(images), lambda n: image_moments(c.vae, image_tensor(images[n])))
 
     @torch.no_grad()
     def denoiser(self, job: Job) -> Denoiser:
@@ -146,6 +148,8 @@ class Runner:
         model = c.transformer
         grid: Grid = model.grid(r.T, r.Y, r.X, r.A, tail=job.first_frame is not None, device=device)
         attend, shard = self.sharing.split(grid.tokens)
+        for block in model.held_blocks:
+            block.video_dec_block.feed_forward.rows = c.placement.rows(grid.tokens)
         lanes = [lane.to(device) for lane in job.lanes]
         return Denoiser(
             model,
@@ -164,12 +168,21 @@ class Runner:
     @torch.no_grad()
     def denoise(self, job: Job, stages: Stages, after_step: Callable[[int], None] | None = None) -> Result:
         """From noise to latents. `after_step` is called on every rank after each step; what it raises ends the job."""
+        with self.components.placement.during("denoise"):
+            return self._denoise(job, stages, after_step)
+
+    def _denoise(self, job: Job, stages: Stages, after_step: Callable[[int], None] | None) -> Result:
         c, r, device = self.components, job.resolved, self.components.device
         schedule = schedule_for(c.scheduler_config, r.steps, r.request.sigma_grid)
         denoiser = self.denoiser(job)
         if c.options.modulation == "tables":
-            sound = r.A > 0
-            denoiser.tables = ModulationTables(c.transformer, schedule.timesteps, denoiser.contexts, audio=sound)
+            denoiser.tables = ModulationTables(
+                c.transformer,
+                schedule.timesteps,
+                denoiser.contexts,
+                audio=r.A > 0,
+                on_host=c.options.offload != "none",
+            )
         cache = denoiser.cache = None if job.cache is None else job.cache.start(r, self.sharing.agreement)
         tracer = None if c.options.trace is None else Tracer(self.rank, device, c.transformer.held_blocks)
         with stages.stage("denoise", r.steps) as advance, tracer or nullcontext():
@@ -181,6 +194,8 @@ class Runner:
                 advance(index + 1, preview=partial(_preview, clean))
                 if after_step is not None:
                     after_step(index)
+                if index == r.steps - 2:
+                    c.placement.ahead()
 
             latents = denoise(denoiser.velocity, schedule, job.noise.to(device), on_step)
         cached = None if cache is None else cache.report()
@@ -193,7 +208,8 @@ class Runner:
         """Decode this rank's tiles, while the first rank finishes."""
         deal = self.sharing.deal
         video_BCTYX = _channels_first(deal.same(result.latents.video))
-        lend_decoder(self.components.vae, video_BCTYX, self._tiles(job.resolved), deal)
+        with self.components.placement.during("picture"):
+            lend_decoder(self.components.vae, video_BCTYX, self._tiles(job.resolved), deal)
 
     @torch.no_grad()
     def finish(
@@ -217,10 +233,12 @@ class Runner:
             def decode_sound() -> None:
                 audio = result.latents.audio
                 if audio is not None:
-                    level = first.request.audio_level
-                    sounds.append(decode_audio(c.audio_vae, c.vocoder, audio.permute(0, 2, 1), first.samples, level))
+                    audio_BCA, level = audio.permute(0, 2, 1), first.request.audio_level
+                    with c.placement.during("sound"):
+                        sounds.append(decode_audio(c.audio_vae, c.vocoder, audio_BCA, first.samples, level))
 
-            frames = decode_video(c.vae, video_BCTYX, plan, lambda done, _: advance(done), deal, decode_sound)
+            with c.placement.during("picture"):
+                frames = decode_video(c.vae, video_BCTYX, plan, lambda done, _: advance(done), deal, decode_sound)
         sound = sounds[0] if sounds else None
         traced = {}
         if c.options.trace is not None and traces:
@@ -232,6 +250,7 @@ class Runner:
                 "request": order.request.to_dict(),
                 **c.describe(),
                 **_forwards(order, result),
+                "memory": c.placement.report(),
                 "notes": list(notes),
                 **({"approximate": list(result.approximate)} if result.approximate else {}),
                 "seconds": {name: round(seconds, 4) for name, seconds in stages.seconds.items()},

@@ -54,7 +54,7 @@ class Planner:
         if self.first and setting.offload != "none" and self._bytes(size, chosen, 0).phases["text"].peak > room:
             chosen = replace(chosen, language_streamed=True)
         before = self._bytes(size, chosen, 0).phases
-        for_decode = room - (before["picture"].weights if self.first else 0)
+        for_decode = room - before["picture"].weights
         predicted = self._bytes(size, chosen, decode(for_decode))
         return Plan(chosen, predicted, for_decode) if predicted.peak <= room else None
 
@@ -89,16 +89,16 @@ class Planner:
         needs = {mode: self.least(size, replace(setting, offload=mode), decode) for mode in OFFLOADS}
         own = needs[setting.offload]
         clip = f"{size.X * 8}x{size.Y * 8} in {4 * (size.T - 1) + 1} frames"
-        sentence = f"{clip} takes at least {own / GIB:.1f} GiB with offload {setting.offload}"
+        sentence = f"{clip} takes at least {shown(own)} with offload {setting.offload}"
         fitting = next((mode for mode in OFFLOADS if needs[mode] <= budget), None)
         smallest = min(OFFLOADS, key=lambda mode: needs[mode])
         if fitting is not None:
             sentence += f"; --offload {fitting} fits"
         elif needs[smallest] < own:
-            sentence += f", and {needs[smallest] / GIB:.1f} GiB with --offload {smallest}"
+            sentence += f", and {shown(needs[smallest])} with --offload {smallest}"
         else:
             sentence += "; ask for a smaller or shorter clip"
-        return RequestError("memory", f"{budget / GIB:.1f}GiB", sentence)
+        return RequestError("memory", shown(budget).replace(" ", ""), sentence)
 
 
 def slack(budget: int) -> int:
@@ -106,9 +106,14 @@ def slack(budget: int) -> int:
     return min(256 * MIB, budget // 50)
 
 
+def shown(nbytes: int) -> str:
+    """As a person says it: GiB to a tenth, or whole MiB."""
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"
+
+
 def _budgets(peak: int) -> Iterator[int]:
-    """Budgets from `peak` on, in steps of a tenth of a GiB."""
-    step = GIB // 10
+    """Budgets from `peak` on, in steps of a tenth of a GiB, or of a MiB below one."""
+    step = GIB // 10 if peak >= GIB else MIB
     budget = -(-peak // step) * step
     while True:
         yield budget

@@ -221,6 +221,8 @@ def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict
         feed_forward = max(feed_forward, held + n + inner // setting.itemsize + u)
     else:
         feed_forward = held + n + inner + u
+    if setting.chunks > 1:  # the output of all parts stands beside that of the present one
+        feed_forward = held + n + inner + (inner // setting.itemsize if fp8 else u // setting.chunks) + u
     if not setting.fused:  # plain torch makes float32 copies on the way
         wide = tokens * c.model_dim * 4
         attention = max(attention, held + u + n + qkv + 3 * wide)
@@ -245,9 +247,11 @@ def tables_held(size: Size, setting: Setting) -> int:
     return size.steps * size.lanes if whole else 1
 
 
-def text_work(size: Size, itemsize: int = 2, *, width: int = 3584, inner: int = 18944) -> int:
-    """The language model on a prompt and its template: three inner tensors and the streams around them."""
-    return size.batch * (size.L + 129) * (3 * inner + 12 * width) * itemsize
+def text_work(config: TransformerConfig, size: Size, itemsize: int = 2) -> int:
+    """The language model on a prompt and its template of 129 tokens: three inner tensors, which in Qwen2.5-VL-7B are
+    37/7 of the width, and the streams around them."""
+    width = config.in_text_dim
+    return size.batch * (size.L + 129) * (3 * width * 37 // 7 + 12 * width) * itemsize
 
 
 def footprint(
@@ -262,34 +266,32 @@ def footprint(
     """Bytes by phase on one rank.
 
     decode: peak bytes of decoding the picture with the weights of the video VAE in it, as `codecs.tiles` tells.
-    first: whether this rank also reads texts and decodes; the others hold the transformer only.
+    first: whether this rank also reads texts and makes sound; the others hold the transformer and the video VAE.
     """
     w = transformer_weights(config, setting)
     on_host = setting.modulation == "tables" or setting.offload == "block"
     modulation = 0 if on_host else w.modulation
     work = activations(config, size, setting)
     denoise_work = WORKSPACE + work["sampler"] + max(work["attention"], work["feed_forward"])
-    others = parts.total if first else 0
+    others = parts.total if first else parts.vae
     if setting.offload == "none":
         weights = w.outer + w.blocks * w.block + modulation + others
-        phases = {"denoise": Phase(weights, denoise_work)}
+        phases = {"denoise": Phase(weights, denoise_work), "picture": Phase(weights - parts.vae, decode)}
         if first:
-            phases["text"] = Phase(weights, WORKSPACE + text_work(size, setting.itemsize))
-            phases["picture"] = Phase(weights - parts.vae, decode)
+            phases["text"] = Phase(weights, WORKSPACE + text_work(config, size, setting.itemsize))
             phases["sound"] = Phase(weights, SOUND_WORK)
         return Footprint(phases, w.modulation - modulation)
     if setting.offload == "block":
         held = w.outer + min(setting.resident + SLOTS, w.blocks) * w.block
     else:
         held = w.outer + w.blocks * w.block + modulation
-    phases = {"denoise": Phase(held, denoise_work)}
+    phases = {"denoise": Phase(held, denoise_work), "picture": Phase(0, decode)}
     if first:
         language = parts.language
         if setting.language_streamed:
-            language -= max(parts.language_layers - 2, 0) * parts.language_layer
-        phases["text"] = Phase(max(language, parts.clip), WORKSPACE + text_work(size, setting.itemsize))
-        phases["picture"] = Phase(0, decode)
-        phases["sound"] = Phase(parts.sound, SOUND_WORK)
+            language -= max(parts.language_layers - SLOTS, 0) * parts.language_layer
+        phases["text"] = Phase(language + parts.clip, WORKSPACE + text_work(config, size, setting.itemsize))
+        phases["sound"] = Phase(parts.sound + parts.vae, SOUND_WORK)
     return Footprint(phases, w.total + others)
 
 
