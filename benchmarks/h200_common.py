@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,6 +28,14 @@ def ms(call: Callable[[], object], repeats: int = 10) -> float:
 
 def randn(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
+
+
+def tried(call: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """What `call` finds, or how it failed: a part of a section that costs the others nothing."""
+    try:
+        return call(*given)
+    except Exception:
+        return {"failed": traceback.format_exc()[-1500:]}
 
 
 def free() -> None:

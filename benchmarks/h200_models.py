@@ -17,7 +17,7 @@ from diptych.bench.stock import stock_forward, stock_transformer
 from diptych.bench.timing import once, peak_memory, seconds
 from diptych.model.transformer import Modulations, TextContext, Transformer
 from h200_clips import step_cache, traced
-from h200_common import DEVICE, HALF, OURS, SIZE, TEXT, TINY, free, randn, wait
+from h200_common import DEVICE, HALF, OURS, SIZE, TEXT, TINY, free, randn, tried, wait
 
 
 def exactness() -> dict[str, Any]:
@@ -61,9 +61,9 @@ def precisions(name: str, repeats: int) -> dict[str, Any]:
     reference = None
     if OURS:
         if name == "pro":
-            result["cache"] = step_cache(model, inputs)
+            result["cache"] = tried(step_cache, model, inputs)
         else:
-            result["trace"] = traced(model, inputs)
+            result["trace"] = tried(traced, model, inputs)
     else:
         reference = beside_stock(model, inputs, name, result)
         modulations = tabled(model, inputs, context, modulations, result)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import h200_clips
 import h200_kernels
 import h200_models
 from diptych.bench.forward import machine
-from h200_common import DEVICE, OURS, TINY, free
+from h200_common import DEVICE, OURS, TINY, free, tried
 
 BEGUN = time.perf_counter()
 RESULTS: dict[str, Any] = {}
@@ -64,13 +63,10 @@ def main() -> None:
     for name in asked:
         section, expected = SECTIONS[name]
         start = time.perf_counter()
-        try:
-            if not TINY and start + expected > until:
-                RESULTS[name] = {"left out": f"{until - start:.0f} s left, about {expected:.0f} needed"}
-            else:
-                RESULTS[name] = section()
-        except Exception:
-            RESULTS[name] = {"failed": traceback.format_exc()[-1500:]}
+        if not TINY and start + expected > until:
+            RESULTS[name] = {"left out": f"{until - start:.0f} s left, about {expected:.0f} needed"}
+        else:
+            RESULTS[name] = tried(section)
         free()
         RESULTS[name]["section seconds"] = time.perf_counter() - start
         (out / "results.json").write_text(json.dumps(RESULTS, indent=1, default=str))

@@ -1,11 +1,12 @@
 """Offload on one GPU: what each setting takes under a cap of the allocator, and what it costs beside resident weights.
 
-    python benchmarks/offload_run.py OUT.json [--sections lite,text,decode,pro,fp8] [--seconds 240] [--quick]
+    python benchmarks/offload_run.py OUT.json [--sections lite,text,decode,pro,fp8] [--seconds 240] [--brief] [--quick]
 
 Random weights at the released sizes, 864x480, 125 frames (`--quick`: toy sizes, on any device). Each setting is planned
 by `diptych.memory.budget` for its cap, the cap is put on torch's allocator, and two forwards run: the first brings the
 weights in, the second is timed. Outputs are compared with those of resident weights, bit by bit. About 200 s on an
-H200; needs 60 GB of host memory, which all settings share. Results are written after every section.
+H200; needs 60 GB of host memory, which all settings share. Results are written after every section. `--brief` measures
+no resident modulation and one setting a promise: Pro within 20 and 14.5 GiB, fp8 within 32, Lite within 10.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from diptych.memory.offload import Offloaded
 from diptych.memory.tables import modulation_layers, park
 from diptych.model.transformer import Transformer
 
-QUICK = "--quick" in sys.argv
+QUICK, BRIEF = "--quick" in sys.argv, "--brief" in sys.argv
+PROMISED = ("block, 20 GiB", "block, 14.5 GiB, 8 chunks", "block, 32 GiB", "model, 10 GiB")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 SIZE = Geometry.parse("96x64x9" if QUICK else "864x480x125")
@@ -137,12 +139,7 @@ class Bench:
         self.out = ()
         m = self.model
         streams = m.embed(self.inputs.video, self.inputs.audio, self.context, self.grid, self.modulations, self.attend)
-        self.out = self._head(m, streams)
-
-    def _head(self, m: Transformer, streams: Any) -> tuple[torch.Tensor, ...]:
-        video, audio = m.head(m.blocks(streams, self.attend, own=True))
-        assert audio is not None
-        return video, audio
+        self.out = m.head(m.blocks(streams, self.attend, own=True))  # type: ignore[assignment]
 
     def setting(self, **changes: Any) -> Setting:
         base = Setting(itemsize=DTYPE.itemsize, modulation="tables", fused=DEVICE.type == "cuda")
@@ -208,7 +205,7 @@ def transformer(name: str, caps: dict[str, tuple[float, dict[str, Any]]], quanti
     attend = LocalAttend({Role.VISUAL_SELF: "fa3-fp8"}) if quantised and DEVICE.type == "cuda" and not QUICK else None
     bench = Bench(name, attend)
     result: dict[str, Any] = {}
-    if not quantised:
+    if not quantised and not BRIEF:
         told = measured(bench.forward)
         weights = transformer_weights(bench.config, bench.setting(modulation="resident"))
         told["predicted weights GiB"] = weights.total / GIB
@@ -219,7 +216,7 @@ def transformer(name: str, caps: dict[str, tuple[float, dict[str, Any]]], quanti
     if quantised:
         fp8.quantise(bench.model)
     tidy()
-    result["resident"] = measured(bench.forward, 2)
+    result["resident"] = measured(bench.forward, 1 if BRIEF else 2)
     want = tuple(x.clone() for x in bench.out)
     moved, seconds = bench.offloaded()
     precision = "fp8" if quantised else "exact"
@@ -231,6 +228,8 @@ def transformer(name: str, caps: dict[str, tuple[float, dict[str, Any]]], quanti
         **{f"locking: {key}": value for key, value in HOST.told.items()},
     }
     for label, (gib, changes) in caps.items():
+        if BRIEF and label not in PROMISED:
+            continue
         if time.perf_counter() - START > LIMIT:
             result[label] = "left out: no time"
             continue
