@@ -3,7 +3,7 @@
     python benchmarks/two_t4_memory.py [--tiny] [--cap 15GiB] [--out FILE.json]
 
 Random weights of the released shapes, float16, the first of two ranks, whose collectives go to torch's fake process
-group: that returns at once with tensors of the right size. Kernels that a T4 does not have are not used. torch is held to
+group: that returns at once with tensors of the right size. Kernels that a T4 lacks are not used. torch is held to
 the cap less what CUDA takes, so that a stage that needs more fails here as there. Prints predicted and measured peaks.
 """
 
