@@ -63,7 +63,7 @@ class Serving:
             self.until_ready()
 
     def until_ready(self, seconds: float = 90) -> None:
-        deadline = time.monotonic() + seconds
+        deadline, pause = time.monotonic() + seconds, 0.03
         while True:
             try:
                 answer = httpx.get(self.url + "/readyz", timeout=5, verify=TLS)
@@ -74,7 +74,8 @@ class Serving:
                 reason = str(error)
             assert self.alive, self.log.read_text()[-3000:]
             assert time.monotonic() < deadline, reason
-            time.sleep(0.03)
+            time.sleep(pause)
+            pause = min(1.3 * pause, 0.25)  # an engine with a model takes a while
 
     def kill(self, how: int = signal.SIGKILL) -> int:
         assert self.process is not None

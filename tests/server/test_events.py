@@ -82,8 +82,10 @@ def test_a_deleted_job_ends_the_stream(served: Serving) -> None:
         video = submit(client, "slow=0.1", num_inference_steps=100)
         stream = events(client, video)
         assert next(stream)[0] == "snapshot"
-        threading.Timer(0.3, lambda: other.delete(f"/v1/videos/{video}")).start()
+        timer = threading.Timer(0.3, lambda: other.delete(f"/v1/videos/{video}"))
+        timer.start()
         names = [name for name, *_ in stream]
+        timer.join()
         assert names[-1] == "deleted"
 
 

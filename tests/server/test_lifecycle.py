@@ -153,10 +153,10 @@ def steps_of(serving: Serving, prompt: str) -> int:
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
 def test_a_running_job_stops_at_the_next_step_and_frees_the_engine(shared: Serving, how: str) -> None:
-    prompt = f"{SLOW} {how}"
+    prompt = f"slow=0.4 {how}"  # long steps: a busy machine may take a while to hear the wish
     with shared.client as client:
         video = post(shared, prompt, num_inference_steps=100)
-        while steps_of(shared, prompt) < 5:
+        while steps_of(shared, prompt) < 1:
             time.sleep(0.01)
         before = steps_of(shared, prompt)
         if how == "delete":
@@ -169,7 +169,7 @@ def test_a_running_job_stops_at_the_next_step_and_frees_the_engine(shared: Servi
             job = shared.until(video, "failed")
             assert job["error"]["code"] == "cancelled"
             assert 0 < job["progress"] < 100
-        time.sleep(0.3)
+        time.sleep(0.5)
         assert steps_of(shared, prompt) - before <= 1
         shared.until(post(shared, "next"), "completed")
 
