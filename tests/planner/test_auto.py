@@ -35,6 +35,9 @@ def test_ranks_that_others_started_all_get_work():
     for world in (2, 3, 4, 6):
         assert auto_layout(task_of("lite"), [H200] * world, KEPT, world=world).world == world
         assert auto_layout(task_of("lite-distill"), [], KEPT, world=world).world == world
+    small = task_of("lite-distill", "64x64x5")  # for which one card would be as fast
+    assert auto_layout(small, [H200] * 8, KEPT).world < 8
+    assert auto_layout(small, [H200] * 8, KEPT, world=8).world == 8
 
 
 def test_a_cpu_is_one_rank():
