@@ -24,6 +24,7 @@ import numpy as np
 
 from diptych.errors import Cancelled, CheckpointError, RequestError
 from diptych.media.clip import Clip
+from diptych.parallel.layout import Layout
 from diptych.request import ClipDefaults, ClipRequest
 
 
@@ -44,6 +45,7 @@ DEFAULTS = ClipDefaults(width=96, height=64, frames=9, fps=24.0, steps=4, guidan
 
 class FakeEngine:
     defaults = DEFAULTS
+    layout = Layout()
 
     def __init__(self) -> None:
         self.steps_file = os.environ.get("DIPTYCH_TEST_STEPS")

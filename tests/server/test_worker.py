@@ -15,6 +15,7 @@ from tests.server.fake_engine import FakeEngine
 
 from diptych.errors import RequestError
 from diptych.media.clip import Clip
+from diptych.parallel.layout import Layout
 from diptych.request import ClipRequest
 from diptych.server.running.messages import Cancel, Failed, Finished, Run, Step, Stopped
 from diptych.server.running.worker import Worker, about
@@ -123,6 +124,5 @@ def test_a_file_that_is_not_what_was_asked_for_is_refused(tmp_path: Path) -> Non
 
 
 def test_the_number_of_gpus_follows_from_the_layout() -> None:
-    assert about({"layout": "cfg=2,ulysses=4"}) == {"layout": "cfg=2,ulysses=4", "num_gpus": 8}
-    assert about({"layout": None}) == {"layout": "", "num_gpus": 1}
-    assert about({"layout": "single"})["num_gpus"] == 1
+    assert about(Layout(cfg=2, ulysses=4)) == {"layout": "cfg=2,ulysses=4", "num_gpus": 8}
+    assert about(Layout()) == {"layout": "single", "num_gpus": 1}

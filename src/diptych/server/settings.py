@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     min_free_mib: int = Field(512, ge=0, description="refuse new jobs below this much free disk")
     max_store_gib: float = Field(0, ge=0, description="refuse new jobs above this much stored; 0: no limit")
 
-    layout: Names = Field([], description="layout of the engine, such as cfg=2,ulysses=4; repeat for each replica")
+    layout: Names = Field([], description="auto, or a layout such as cfg=2,ulysses=4; repeat it for each replica")
     device: str | None = Field(None, description="device of the engine, such as cuda or cpu")
     dtype: str | None = Field(None, description="working precision of the engine")
     precision: str = Field("exact", description="exact; or fp8, fp8:N: an approximation that every clip names")

@@ -9,9 +9,7 @@ import errno
 import importlib
 import json
 import logging
-import math
 import os
-import re
 import signal
 import sys
 import threading
@@ -32,6 +30,7 @@ from diptych.server.shape import warm_up_shape
 if TYPE_CHECKING:
     from diptych.engine.progress import OnProgress, Progress
     from diptych.media.clip import Clip
+    from diptych.parallel.layout import Layout
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +38,8 @@ log = logging.getLogger(__name__)
 class Engine(Protocol):
     """What the server needs of `diptych.engine.engine.Engine`."""
 
+    @property
+    def layout(self) -> Layout: ...
     @property
     def defaults(self) -> ClipDefaults: ...
     def generate(
@@ -111,7 +112,7 @@ class Worker:
             width, height, frames = warm_up_shape(shape)
             request = ClipRequest(prompt="warm-up", width=width, height=height, frames=frames, steps=2, seed=0)
             engine.generate(request, on_step=on_progress)
-        self.say(Ready(asdict(engine.defaults), about(options)))
+        self.say(Ready(asdict(engine.defaults), about(engine.layout)))
         return engine
 
     def _fit_preview(self, engine: Engine, options: dict[str, Any]) -> Picture | None:
@@ -209,10 +210,9 @@ def _peak_mb() -> float | None:
     return round(float(torch.cuda.max_memory_allocated()) / 1e6, 1)
 
 
-def about(options: dict[str, Any]) -> dict[str, Any]:
-    """What `/v1/models` tells beside the defaults. The layout was parsed by the engine, so it can be read simply."""
-    sizes = re.findall(r"=\s*(\d+)", options["layout"] or "")
-    return {"layout": options["layout"] or "", "num_gpus": math.prod(int(size) for size in sizes)}
+def about(layout: Layout) -> dict[str, Any]:
+    """What `/v1/models` tells beside the defaults."""
+    return {"layout": str(layout), "num_gpus": layout.world}
 
 
 def main() -> None:
