@@ -15,7 +15,6 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from diptych.bench.geometry import Geometry, config_named, random_transformer
 from diptych.bench.layouts import _ranks
 from diptych.bench.random_clip import denoised
 from diptych.codecs.audio import decode_audio
-from diptych.codecs.tiles import decode_peak, plan_tiles, released_cost
+from diptych.codecs.tiles import plan_tiles
 from diptych.codecs.video import decode_cost, decode_tile
 from diptych.engine.sharing import sharing_for
-from diptych.memory.footprint import GIB, RELEASED, Phase, Setting, Size, footprint
+from diptych.memory.footprint import GIB, RELEASED, Size
 from diptych.model import tiny
 from diptych.model.ops import plain_only
 from diptych.parallel import Layout
@@ -124,17 +123,6 @@ def sound(geometry: Geometry, small: bool) -> None:
     decode_audio(*parts, torch.randn(1, 40, geometry.audio_tokens, device=DEVICE), geometry.audio_tokens * 1024)
 
 
-def predicted(geometry: Geometry, budget: int) -> dict[str, Phase]:
-    """As the recipe counts, from the released shapes."""
-    T, Y, X = geometry.latents
-    size = Size(T=T, Y=Y, X=X, A=geometry.audio_tokens, L=TEXT, steps=10)
-    setting = Setting(offload="model", fused=False, ulysses=2, modulation_itemsize=4)
-    vae = 2 * RELEASED.vae
-    decode = decode_peak(T, Y, X, budget - vae, released_cost(itemsize=4)) + vae
-    config = config_named("lite", None).distilled()
-    return dict(footprint(config, size, setting, decode=decode, parts=replace(RELEASED, vae=0, clip=0)).phases)
-
-
 def measured(run: Callable[[], None]) -> dict[str, float]:
     """Peak GiB as torch was asked for them, as it held them, and seconds."""
     gc.collect()
@@ -180,7 +168,9 @@ def main() -> None:
             "picture": measured(lambda g=geometry: picture(g, small, budget)),
             "sound": measured(lambda g=geometry: sound(g, small)),
         }
-        expected = predicted(geometry, budget)
+        T, Y, X = geometry.latents
+        size = Size(T=T, Y=Y, X=X, A=geometry.audio_tokens, L=TEXT, steps=10)
+        expected = two_t4.count(config_named("lite", None).distilled(), RELEASED, size, LAYOUT, budget)
         report[name] = {k: v | {"predicted": expected[k].peak / GIB} for k, v in stages.items()}
         for stage, told in report[name].items():
             sizes = "".join(f"{told.get(key, 0.0):10.2f}" for key in ("predicted", "allocated", "reserved"))

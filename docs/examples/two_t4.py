@@ -25,9 +25,10 @@ from diptych.engine.sharing import sharing_for
 from diptych.errors import ClipError, RequestError
 from diptych.media.clip import Clip
 from diptych.media.mp4 import write
-from diptych.memory.footprint import GIB, Phase, Setting, Size, footprint
+from diptych.memory.footprint import GIB, Parts, Phase, Setting, Size, footprint
 from diptych.model import components
 from diptych.model.checkpoint import Checkpoint
+from diptych.model.config import TransformerConfig
 from diptych.model.keys import current_name, stays_as_stored
 from diptych.model.loading import load_into
 from diptych.model.transformer import Transformer
@@ -102,11 +103,15 @@ def stages(checkpoint: Checkpoint, request: ResolvedRequest, layout: Layout, bud
     size = Size(
         T=request.T, Y=request.Y, X=request.X, A=request.A, L=1024, lanes=1 + request.guided, steps=request.steps
     )
+    return count(checkpoint.transformer, parts_of(checkpoint), size, layout, budget)
+
+
+def count(config: TransformerConfig, parts: Parts, size: Size, layout: Layout, budget: int) -> dict[str, Phase]:
     setting = Setting(offload="model", fused=False, ulysses=layout.ulysses, modulation_itemsize=4)
-    weights = 4 * checkpoint["vae"].parameters
-    decode = decode_peak(request.T, request.Y, request.X, budget - weights, released_cost(itemsize=4)) + weights
-    parts = replace(parts_of(checkpoint), vae=0, clip=0)  # the picture counts its own; CLIP stays on the host
-    phases = footprint(checkpoint.transformer, size, setting, decode=decode, parts=parts).phases
+    vae = 2 * parts.vae  # float32, which is counted with what decoding takes
+    decode = decode_peak(size.T, size.Y, size.X, budget - vae, released_cost(itemsize=4)) + vae
+    around = replace(parts, vae=0, clip=0)  # CLIP stays on the host
+    phases = footprint(config, size, setting, decode=decode, parts=around).phases
     return {name: phases[name] for name in ("text", "denoise", "picture", "sound")}
 
 

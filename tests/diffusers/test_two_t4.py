@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from document_work import run_script, script
+from document_work import EXAMPLES, run_script, script
 
 from diptych.engine.engine import Engine
 from diptych.errors import RequestError
+from diptych.memory.footprint import GIB, RELEASED, Size
 from diptych.model.checkpoint import Checkpoint
+from diptych.model.config import LITE
 from diptych.parallel import Layout
+from diptych.planner.geometry import Geometry
 from diptych.request import ClipRequest
 
 SIZE = {"width": 80, "height": 48, "frames": 9, "steps": 2}
@@ -33,6 +37,21 @@ def test_it_makes_the_clip_of_the_engine(
     assert off.mean() <= mean and off.max() <= most
     assert np.abs(two.audio - one.audio).max() <= (1e-4 if dtype == "float32" else 0.2)
     assert (tmp_path / "two.mp4").stat().st_size > 1000
+
+
+def test_the_page_tells_what_the_released_checkpoint_takes() -> None:
+    two_t4 = script("two_t4")
+    page = (EXAMPLES.parent / "diffusers.md").read_text()
+    columns = []
+    for geometry in (Geometry.parse("432x256x25"), Geometry.parse("864x480x121")):
+        T, Y, X = geometry.latents
+        size = Size(T=T, Y=Y, X=X, A=geometry.audio_tokens, L=1024, steps=10)
+        predicted = two_t4.count(LITE.distilled(), RELEASED, size, Layout(ulysses=2), 15 * GIB - two_t4.CONTEXT)
+        two_t4.check(predicted, 15 * GIB)
+        columns.append(predicted)
+    for name in columns[0]:
+        (row,) = re.findall(rf"^\| {name} \|.*\| ([0-9.]+) \| ([0-9.]+) \|$", page, re.MULTILINE)
+        assert row == tuple(f"{column[name].peak / GIB:.1f}" for column in columns), name
 
 
 def test_a_card_that_is_too_small_is_refused_before_a_weight_is_read(tiny_base: Path) -> None:
