@@ -31,6 +31,7 @@ import httpx2 as httpx
 import numpy as np
 
 from diptych.media.clip import Clip
+from diptych.parallel.layout import Layout
 from diptych.request import ClipDefaults, ClipRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -44,6 +45,7 @@ class InstantEngine:
     """Takes no time: hands out one clip made at load."""
 
     defaults = ClipDefaults(width=64, height=64, frames=5, steps=2, guidance=1.0)
+    layout = Layout()
 
     def __init__(self) -> None:
         frames = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8)
