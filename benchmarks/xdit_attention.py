@@ -2,8 +2,8 @@
 
     python benchmarks/xdit_attention.py [--tiny] [--out FILE.json]
 
-Needs the packages xfuser, yunchang, einops and diffusers. q, k and v are (1, 14867, 24, 128) in bfloat16, and the text has
-64 joint tokens behind them. The tensors lie as the projections of a model give them, token after token. xDiT wants heads
+Needs the packages xfuser, yunchang, einops and diffusers. q, k and v are (1, 14867, 24, 128) in bfloat16; the text has
+64 joint tokens behind them. The tensors lie as the projections of a model give them, token by token. xDiT wants heads
 first, so it gets transposed views of them, as its users pass; "heads first" is the same call on tensors that lie as its
 own test lays them. Times are medians of calls taken in turns.
 
