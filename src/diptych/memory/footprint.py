@@ -198,7 +198,7 @@ def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict
 
     `attention`, `feed_forward`: in units of one video stream u = B s D itemsize, with n the normed input of a product
     (u, or half of it in fp8 of a 2-byte dtype): attention u + n + q, k, v + output; feed-forward u + n + inner + u.
-    `sampler`: latents, velocities, modulations and rotary tables, which are there all the while.
+    `sampler`: latents, velocities, modulations and rotary tables, and what PipeFusion keeps, all there all the while.
     """
     c = config
     tokens = -(-size.tokens // setting.sequence) * size.batch
@@ -231,6 +231,9 @@ def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict
     cells = size.batch * size.T * size.Y * size.X
     sampler = 4 * cells * (4 * c.in_visual_dim + c.visual_in + 4 * c.out_visual_dim)
     sampler += 4 * size.tokens * c.head_dim + modulation_bytes(config) * size.batch * tables_held(size, setting)
+    if setting.pipeline > 1:  # keys and values of every token, for its own attention and for the sound's
+        blocks = -(-c.num_visual_blocks // setting.pipeline)
+        sampler += blocks * size.lanes * 2 * tokens * (c.model_dim + c.model_dim_a) * setting.itemsize
     return {"attention": attention + side, "feed_forward": feed_forward + side, "sampler": sampler}
 
 
