@@ -17,6 +17,8 @@ from diptych.parallel import Layout
         ("ring=3", Layout(ring=3), 3),
         ("ulysses=2,ring=2,cfg=2", Layout(cfg=2, ring=2, ulysses=2), 8),
         ("cfg=1,tensor=1", Layout(), 1),
+        ("tensor=2,ulysses=2,shard=2", Layout(tensor=2, ulysses=2, shard=2), 4),
+        ("cfg=2,ring=2,shard=4", Layout(cfg=2, ring=2, shard=4), 4),
         ("single", Layout(), 1),
         ("cfg=2,pipeline=2,ring=3", Layout(cfg=2, pipeline=2, ring=3), 12),
     ],
@@ -36,7 +38,7 @@ def test_str_leaves_ones_out() -> None:
     ("text", "sentence"),
     [
         ("ulyses=4", "layout axis 'ulyses' is not accepted: did you mean ulysses?"),
-        ("x=4", "layout axis 'x' is not accepted: axes are cfg, ring and ulysses."),
+        ("x=4", "layout axis 'x' is not accepted: axes are cfg, pipeline, tensor, ring, ulysses, shard."),
         ("ulysses", "layout 'ulysses' is not accepted: write axis=ranks, as in cfg=2,ulysses=4, or single."),
         ("", "layout '' is not accepted: write axis=ranks, as in cfg=2,ulysses=4, or single."),
         ("ring=2,ring=2", "layout 'ring=2,ring=2' is not accepted: ring is given twice."),
@@ -44,8 +46,16 @@ def test_str_leaves_ones_out() -> None:
         ("ring=0", "layout ring = 0 is not accepted: a whole number of ranks, 1 or more."),
         ("ring=-1", "layout ring = '-1' is not accepted: a whole number of ranks, 1 or more."),
         ("cfg=4", "layout cfg = 4 is not accepted: 1, or 2 for the two passes of guidance."),
-        ("tensor=2", "layout tensor = 2 is not accepted: tensor comes later; use cfg, ulysses and ring."),
-        ("shard=8", "layout shard = 8 is not accepted: shard comes later; use cfg, ulysses and ring."),
+        (
+            "ulysses=4,shard=8",
+            "layout shard = 8 is not accepted: it adds no ranks but parts the weights among those that cfg, ring and "
+            "ulysses make (4 here), and divides their number; write ulysses=2,shard=2.",
+        ),
+        (
+            "tensor=2,shard=2",
+            "layout shard = 2 is not accepted: it adds no ranks but parts the weights among those that cfg, ring and "
+            "ulysses make (1 here), and divides their number; write ulysses=2,shard=2.",
+        ),
     ],
 )
 def test_refusals_say_what_would_be_accepted(text: str, sentence: str) -> None:

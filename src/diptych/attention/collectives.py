@@ -56,6 +56,13 @@ def start_all_gather(x: Tensor, group: Group) -> Pending:
     return Pending(gathered, True)
 
 
+def start_all_reduce(x: Tensor, group: Group) -> Pending:
+    """The sum of all ranks' `x`, the same bits on every rank."""
+    if group.size == 1:
+        return Pending(x, False)
+    return Pending(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", group.name), True)
+
+
 class Sent(NamedTuple):
     """One collective: the operator, the bytes this rank sent to others in it, and the size of its group."""
 
@@ -96,4 +103,8 @@ def sent_by(collective: str, args: tuple[Any, ...]) -> Sent:
     if collective == "all_gather_into_tensor":
         x, size, _ = args
         return Sent(collective, (size - 1) * x.numel() * x.element_size(), size)
+    if collective == "all_reduce":  # round a ring: once to add up, once to tell
+        x, _, name = args
+        size = _resolve_process_group(name).size()
+        return Sent(collective, 2 * (size - 1) * x.numel() * x.element_size() // size, size)
     raise AssertionError(f"cannot tell how many bytes {collective} sends")

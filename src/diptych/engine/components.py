@@ -18,7 +18,7 @@ from diptych.engine.progress import OnProgress
 from diptych.engine.stages import Stages
 from diptych.memory.fp8 import quantise
 from diptych.memory.offload import Offloaded
-from diptych.memory.tables import modulation_layers, park
+from diptych.memory.tables import is_modulation, modulation_layers, park
 from diptych.model.components import (
     load_audio_vae,
     load_clip,
@@ -28,9 +28,12 @@ from diptych.model.components import (
     load_vae,
     load_vocoder,
 )
-from diptych.model.loading import load_transformer
+from diptych.model.loading import load_transformer, place_at
 from diptych.model.transformer import Transformer
+from diptych.parallel.shards import Shards
 from diptych.parallel.stages import stage_blocks
+from diptych.parallel.tensor import split_model
+from diptych.parallel.weights import WeightSplit
 
 _MIB = 1 << 20
 
@@ -60,16 +63,18 @@ class Components:
         *,
         first: bool,
         stage: int = 0,
+        split: WeightSplit | None = None,
         on_progress: OnProgress | None = None,
     ) -> Components:
         """Stream the weights in. `first`: this rank also reads texts and makes sound.
 
-        stage: of the pipeline. No other stage's blocks are read or held.
+        stage: of the pipeline. No other stage's blocks are read or held. split: who holds what of the others.
         The video VAE runs in float16 where the transformer does not run in float32 (as the authors run it), CLIP and
         everything that makes sound in float32 as stored.
         """
         checkpoint, dtype = options.checkpoint, options.dtype
-        home = device if options.offload == "none" else torch.device("cpu")
+        cpu = torch.device("cpu")
+        home = device if options.offload == "none" else cpu
         tables = options.modulation == "tables"
         visiting: dict[str, Offloaded] = {}
         names = ["transformer", "vae"]
@@ -89,13 +94,26 @@ class Components:
                 transformer = Transformer(checkpoint.transformer)
                 blocks = checkpoint.transformer.num_visual_blocks
                 transformer.hold(stage_blocks(blocks, options.layout.pipeline, stage))
+                split = split or WeightSplit()
+                cuts = split_model(transformer, split)
                 if options.precision == "fp8":
                     quantise(transformer)
-            # What is quantised is quantised where it is to run.
-            read_to = device if options.precision == "fp8" else home
-            load_transformer(transformer, checkpoint, device=read_to, dtype=dtype, on_bytes=on_bytes)
-            if tables:
-                park(transformer)
+            shards = None if split.shard is None else Shards(transformer, split.shard, cuts)
+            load_transformer(
+                transformer,
+                checkpoint,
+                device=device if options.precision == "fp8" else home,  # what is quantised is quantised where it runs
+                dtype=dtype,
+                on_bytes=on_bytes,
+                cuts=cuts if shards is None else shards.cuts,
+                place=place_at(lambda name: cpu if tables and is_modulation(name) else home)
+                if shards is None
+                else shards.place,
+            )
+            if shards is not None:
+                shards.ready()
+                if tables:
+                    park(transformer)
             before += sizes["transformer"]
             vae = fuse(load_vae(checkpoint, device, options.vae_dtype, on_bytes))
             before += sizes["vae"]

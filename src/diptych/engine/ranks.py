@@ -28,6 +28,7 @@ from diptych.engine.sharing import sharing_for
 from diptych.engine.stages import Stages
 from diptych.engine.team import Team
 from diptych.errors import Cancelled, DeviceMemoryError, RankError, UserError
+from diptych.parallel.weights import WeightSplit
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def join(
     assert isinstance(control, dist.ProcessGroup)
     sharing = sharing_for(options.layout, device, options.kernels, options.pipe)
     stage = options.layout.stage(rank)
-    components = Components.load(options, device, first=rank == 0, stage=stage, on_progress=on_progress)
+    split = WeightSplit.of(options.layout, device.type)
+    components = Components.load(options, device, first=rank == 0, stage=stage, split=split, on_progress=on_progress)
     return Team(Runner(components, sharing, rank), control)
 
 

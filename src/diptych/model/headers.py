@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class StoredTensor:
     """One tensor in a file: `nbytes` bytes from `offset` (from the start of the file), row-major.
 
     stored_as: its dtype as the format names it, a key of `DTYPES`.
+    pitch: bytes from one row to the next where only a part of each row is meant; 0 where row follows row.
     """
 
     name: str
@@ -47,6 +48,19 @@ class StoredTensor:
     shape: tuple[int, ...]
     file: Path
     offset: int
+    pitch: int = 0
+
+    def part(self, dim: int, start: int, stop: int) -> StoredTensor:
+        """Rows (`dim` 0) or columns (`dim` 1, of a matrix) start..stop."""
+        size = self.shape[dim]
+        assert 0 <= start <= stop <= size, f"{start}..{stop} of {size}"
+        row = self.nbytes // max(self.shape[0], 1)
+        if dim == 0:
+            offset = self.offset + start * (self.pitch or row)
+            return replace(self, shape=(stop - start, *self.shape[1:]), offset=offset)
+        assert dim == 1 and len(self.shape) == 2
+        offset = self.offset + start * (row // size)
+        return replace(self, shape=(self.shape[0], stop - start), offset=offset, pitch=self.pitch or row)
 
     @property
     def numel(self) -> int:

@@ -6,7 +6,7 @@ tensor beside those that stay on it. Names, shapes and files are checked before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,10 +20,16 @@ from diptych.model.checkpoint import Checkpoint
 from diptych.model.fp8 import Fp8Linear
 from diptych.model.headers import StoredTensor
 from diptych.model.inventory import Component, Rename, matched
-from diptych.model.keys import current_name, stays_as_stored, transformer_keys
+from diptych.model.keys import Shape, current_name, stays_as_stored, transformer_keys
 
 DtypeRule = Callable[[str, torch.dtype], torch.dtype]
 """(name in the module, stored dtype) to the dtype it is held in."""
+
+Cut = tuple[int, int, int]
+"""(dimension, start, stop): the part of a stored tensor that is meant; of several, each is a part of the one before."""
+
+Place = Callable[[nn.Module, str, Tensor], None]
+"""Puts a loaded tensor under its name into a module."""
 
 _CHUNK = 64 << 20
 
@@ -61,21 +67,28 @@ def load_into(
     dtypes: DtypeRule,
     rename: Rename = str,
     on_bytes: OnBytes | None = None,
+    shapes: Mapping[str, Shape] | None = None,
+    cuts: Mapping[str, Sequence[Cut]] | None = None,
+    place: Place | None = None,
 ) -> None:
     """Fill every parameter and stored buffer of `module` from `component`; they become frozen.
 
     module: built on meta (or with `ParametersOnMeta`). It may be a part of the stored model, if `rename` answers `None`
     for what it lacks. on_bytes: told stored bytes read and to read.
+    shapes: of the stored tensors by name in the module, where they are not the module's. cuts: by the same names, which
+    part of a tensor is read; nothing else of it is. place: what puts a tensor into its module.
 
     Raises `CheckpointError` naming tensor and file for one that is unknown, missing, stored twice or mis-shaped,
     before anything is read.
     """
-    wanted = matched(component, dict(_stored_names(module)), rename)
-    for name, tensor in stream(wanted.items(), device=device, dtypes=dtypes, on_bytes=on_bytes):
-        _place(module, name, tensor)
+    wanted = matched(component, shapes or dict(_stored_names(module)), rename)
+    parts = [(name, _cut(stored, (cuts or {}).get(name, ()))) for name, stored in wanted.items()]
+    put = place or place_plain
+    for name, tensor in stream(parts, device=device, dtypes=dtypes, on_bytes=on_bytes):
+        put(module, name, tensor)
     for name, buffer in list(module.named_buffers()):  # those that no file stores
         if name not in wanted:
-            _place(module, name, buffer.to(device))
+            put(module, name, buffer.to(device))
     left = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_meta]
     assert not left, f"{left[0]} is still on meta: neither stored nor computed"
 
@@ -87,10 +100,13 @@ def load_transformer(
     device: torch.device | str,
     dtype: torch.dtype,
     on_bytes: OnBytes | None = None,
+    cuts: Mapping[str, Sequence[Cut]] | None = None,
+    place: Place | None = None,
 ) -> None:
-    """Fill a transformer, or the part of one that a pipeline stage holds, from a checkpoint of either naming.
+    """Fill a transformer, or the part of one that a rank holds, from a checkpoint of either naming.
 
-    Embeddings and modulations stay in the dtype they are stored in, all else is held in `dtype`.
+    Embeddings and modulations stay in the dtype they are stored in, all else is held in `dtype`. cuts, place: as for
+    `load_into`.
     """
     known, here = transformer_keys(checkpoint.transformer), dict(_stored_names(module))
 
@@ -98,8 +114,17 @@ def load_transformer(
         name = current_name(stored)
         return name if name in here or name not in known else None
 
-    dtypes = transformer_dtypes(dtype)
-    load_into(module, checkpoint["transformer"], device=device, dtypes=dtypes, rename=rename, on_bytes=on_bytes)
+    load_into(
+        module,
+        checkpoint["transformer"],
+        device=device,
+        dtypes=transformer_dtypes(dtype),
+        rename=rename,
+        on_bytes=on_bytes,
+        shapes={name: known.get(name, shape) for name, shape in here.items()},
+        cuts=cuts,
+        place=place,
+    )
 
 
 def stream(
@@ -168,14 +193,24 @@ class _Staging:
 
 
 def _read(file: BinaryIO, stored: StoredTensor, out: Tensor, start: int) -> None:
-    """Fill `out` (uint8, on the host) with the bytes of `stored` from `start`."""
-    file.seek(stored.offset + start)
+    """Fill `out` (uint8, on the host) with the bytes of `stored` from `start`, row by row where rows have gaps."""
     view = memoryview(out.numpy().data)
+    row = stored.nbytes // max(stored.shape[0], 1) if stored.pitch else 0
     while view:
-        count = file.readinto(view)  # type: ignore[attr-defined]
+        position, most = start, len(view)
+        if row:
+            position, most = start // row * stored.pitch + start % row, row - start % row
+        file.seek(stored.offset + position)
+        count = file.readinto(view[:most])  # type: ignore[attr-defined]
         if not count:
             raise CheckpointError(f"{stored.file} ends inside tensor {stored.name}")
-        view = view[count:]
+        view, start = view[count:], start + count
+
+
+def _cut(stored: StoredTensor, cuts: Sequence[Cut]) -> StoredTensor:
+    for dim, start, stop in cuts:
+        stored = stored.part(dim, start, stop)
+    return stored
 
 
 def _stored_names(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -184,7 +219,27 @@ def _stored_names(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, tuple(tensor.shape)
 
 
-def _place(module: nn.Module, name: str, tensor: Tensor) -> None:
+def place_at(rests: Callable[[str], torch.device]) -> Place:
+    """`place_plain`, and then to where the tensor of this name is to rest, whichever device it was read to."""
+
+    def place(module: nn.Module, name: str, tensor: Tensor) -> None:
+        place_plain(module, name, tensor)
+        path, _, leaf = name.rpartition(".")
+        owner, device = module.get_submodule(path), rests(name)
+        if isinstance(owner, Fp8Linear) and leaf == "weight":
+            owner.weight_scale = owner.weight_scale.to(device)
+        if leaf in owner._parameters:
+            parameter = owner._parameters[leaf]
+            assert parameter is not None
+            parameter.data = parameter.data.to(device)
+        elif owner._buffers[leaf] is not None:
+            owner._buffers[leaf] = owner._buffers[leaf].to(device)  # type: ignore[union-attr]
+
+    return place
+
+
+def place_plain(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Make a loaded tensor the parameter or buffer of this name, frozen."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     if isinstance(owner, Fp8Linear) and leaf == "weight":

@@ -18,8 +18,15 @@ def check_fit(layout: Layout, config: TransformerConfig) -> None:
             f"layout pipeline={layout.pipeline} is not accepted: the model has {config.num_visual_blocks} blocks to "
             f"split; at most {config.num_visual_blocks}."
         )
-    if layout.ulysses > config.heads:
+    if layout.tensor > min(config.heads, config.heads_a):
         raise LayoutError(
-            f"layout ulysses={layout.ulysses} is not accepted: the model has {config.heads} video heads to split; "
-            f"at most {config.heads}, and ring for more ranks."
+            f"layout tensor={layout.tensor} is not accepted: the model has {config.heads} video and {config.heads_a} "
+            f"audio heads to split; at most {min(config.heads, config.heads_a)}."
+        )
+    heads = config.heads // layout.tensor
+    if layout.ulysses > heads:
+        each = f"each part of tensor={layout.tensor}" if layout.tensor > 1 else "the model"
+        raise LayoutError(
+            f"layout ulysses={layout.ulysses} is not accepted: {each} has {heads} video heads to split; "
+            f"at most {heads}, and ring for more ranks."
         )

@@ -11,20 +11,19 @@ from diptych.errors import LayoutError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-MESH_DIMS = ("cfg", "pipeline", "ring", "ulysses")
-"""Rank order: rank = ((c * pipeline + p) * ring + r) * ulysses + u."""
-
-_LATER = ("tensor", "shard")
+MESH_DIMS = ("cfg", "pipeline", "ring", "ulysses", "tensor")
+"""Rank order: rank = (((c * pipeline + p) * ring + r) * ulysses + u) * tensor + t."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Ranks along each axis; their product is the number of processes.
+    """Ranks along each axis; the product of all but `shard` is the number of processes.
 
     cfg: 2 computes the conditional and the unconditional pass of guidance on two halves of the ranks.
     pipeline: splits the blocks; patches of the video tokens follow each other through them, an approximation.
     ring, ulysses: split the video tokens; Ulysses also splits the heads, a ring passes keys and values round.
-    tensor, shard: not available yet, and refused by name.
+    tensor: splits the layers themselves, heads and feed-forward.
+    shard: adds no ranks: so many of those that the other axes make hold one copy of the weights together, in pieces.
 
     Raises `LayoutError` for a value that cannot be built.
     """
@@ -45,12 +44,12 @@ class Layout:
                 )
         if self.cfg > 2:
             raise LayoutError(f"layout cfg = {self.cfg} is not accepted: 1, or 2 for the two passes of guidance.")
-        for name in _LATER:
-            if getattr(self, name) > 1:
-                raise LayoutError(
-                    f"layout {name} = {getattr(self, name)} is not accepted: {name} comes later; "
-                    "use cfg, ulysses and ring."
-                )
+        copies = self.world // self.pipeline // self.tensor
+        if copies % self.shard:
+            raise LayoutError(
+                f"layout shard = {self.shard} is not accepted: it adds no ranks but parts the weights among those that "
+                f"cfg, ring and ulysses make ({copies} here), and divides their number; write ulysses=2,shard=2."
+            )
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -67,7 +66,7 @@ class Layout:
                 )
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else "axes are cfg, ring and ulysses."
+                hint = f"did you mean {close[0]}?" if close else "axes are " + ", ".join(known) + "."
                 raise LayoutError(f"layout axis {name!r} is not accepted: {hint}")
             if name in values:
                 raise LayoutError(f"layout {text!r} is not accepted: {name} is given twice.")
@@ -83,7 +82,7 @@ class Layout:
     @property
     def world(self) -> int:
         """Number of processes."""
-        return self.cfg * self.pipeline * self.sequence
+        return self.cfg * self.pipeline * self.sequence * self.tensor
 
     @property
     def sequence(self) -> int:
@@ -103,9 +102,9 @@ class Layout:
         running = dist.get_world_size()
         if running != self.world:
             raise LayoutError(f"layout {self} needs {self.world} ranks, {running} are running.")
-        sizes = (self.cfg, self.pipeline, self.ring, self.ulysses)
+        sizes = (self.cfg, self.pipeline, self.ring, self.ulysses, self.tensor)
         return init_device_mesh(device_type, sizes, mesh_dim_names=MESH_DIMS)
 
     def stage(self, rank: int) -> int:
         """The pipeline stage of a rank."""
-        return rank // self.sequence % self.pipeline
+        return rank // (self.sequence * self.tensor) % self.pipeline

@@ -47,7 +47,7 @@ class TeaCache:
     def velocity(self, forward: Forward) -> Latents:
         lane = forward.lane
         change = 0.0
-        if lane == 0 and self.agreement.first:
+        if forward.step == len(self.steps.computed):  # every rank once a step: the first modulation may be in pieces
             entering = forward.first_input()
             if self._entered is not None:
                 change = relative_change(entering, self._entered)
