@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from diptych.codecs.tiles import decode_peak, fused_cost, plan_tiles
-from diptych.memory.footprint import GIB, Setting, footprint
+from diptych.memory.footprint import GIB, Parts, Setting, footprint
 from diptych.parallel.layout import Layout
 from diptych.planner import rates as shares
 from diptych.planner import tell
@@ -134,7 +135,10 @@ def measured() -> str:
 
 
 def predicted(row: dict[str, object]) -> tuple[float, int]:
-    """(seconds, bytes) of a measured setting. Bytes are of a rank that holds the transformer alone, as it was run."""
+    """(seconds, bytes) of a measured setting.
+
+    Bytes are of a rank that holds the transformer and one set of modulations and nothing else, as benchmarks do.
+    """
     task = task_of(str(row["model"]), str(row["geometry"]), text=int(str(row["text"])))
     layout, rates_ = Layout.parse(str(row["layout"])), Rates.of(CARDS[str(row["card"])])
     size, budget = task.size, row.get("decode_budget")
@@ -147,7 +151,9 @@ def predicted(row: dict[str, object]) -> tuple[float, int]:
     peak = decode_peak(size.T, size.Y, size.X, budget, fused_cost())
     if row["what"] == "decode":
         return decode(tiles, layout.world, rates_), peak
-    held = footprint(task.config, size, setting, decode=peak, parts=task.parts, first=False).peak
+    alone = Parts(language=0, language_layer=0, language_layers=0, clip=0, vae=0, sound=0)
+    one = replace(size, steps=1, lanes=1)
+    held = footprint(task.config, one, setting, decode=0, parts=alone, first=False).phases["denoise"].peak
     if row["what"] == "forward":
         return forward(task.config, size, setting, rates_).total, held
     whole = clip(task.config, size, layout, setting, rates_, task.parts, tiles)

@@ -109,6 +109,15 @@ def test_several_clips_are_made_side_by_side():
     assert of("lite-distill", "8xH200", clips=3).best.replicas <= 3
 
 
+def test_borrowed_weights_are_counted_while_they_are_there():
+    """A rank that keeps an eighth of the weights still has whole blocks beside it while it computes."""
+    layouts = (Layout(ulysses=8), Layout(ulysses=8, shard=8))
+    kept, shared = (of(gpus="8xH200", layout=layout, offload="none").choices[0] for layout in layouts)
+    blocks, whole = (choice.others.phases["denoise"] for choice in (shared, kept))
+    assert blocks.weights < whole.weights / 4
+    assert blocks.work > whole.work + 2 * (whole.weights - blocks.weights) / 60
+
+
 def test_what_is_fixed_stays():
     layout = Layout(ring=2, ulysses=2)
     for choice in of(layout=layout, precision="fp8", offload="model", modulation="tables").choices:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tools.planning_document import MEASURED as FILE
@@ -35,3 +37,46 @@ def test_every_measured_setting_says_where_it_is_from():
     for row in MEASURED:
         assert row["what"] in ("forward", "step", "decode", "clip")
         assert row["source"] and row["seconds"] > 0 and row["card"] in CARDS
+
+
+OFFLOAD = {
+    "geometry": "864x480x125",
+    "pro": {
+        "modulation parked in": 1.0,
+        "resident, with modulation (model offload)": {"first": 9.0, "seconds": 6.8, "allocated GiB": 67.5},
+        "resident": {"first": 6.8, "seconds": 6.8, "allocated GiB": 50.0},
+        "host": {"moved in": 2.0, "GiB": 51.0},
+        "block, 20 GiB": {
+            "first": 7.0, "seconds": 6.9, "allocated GiB": 19.5, "resident blocks": 15, "chunks": 1, "cap GiB": 20.0,
+        },
+        "block, 6.5 GiB": "OutOfMemoryError: no",
+    },
+    "decode": {"within 14.5 GiB": {"first": 3.0, "seconds": 2.6, "allocated GiB": 9.2, "tiles": 11}},
+    "text": "left out: no time",
+}  # fmt: skip
+MULTI_GPU = {
+    "worlds": {
+        "1": {"links": {"alone": "one rank has no links"}, "lite": {"bf16, single": {"step s": 3.0, "peak GiB": 8.5}}},
+        "2": {
+            "lite": {"fp8, cfg=2": {"step s": 1.2, "peak GiB": 0.0}, "simulated, ulysses=2": {"step s": 1.0}},
+            "pro-distill": {"clip, bf16, ulysses=2": {"denoise s": 34.0, "clip s": 36.0}, "state": "done"},
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(("name", "result", "lines"), [("offload", OFFLOAD, 4), ("multi", MULTI_GPU, 3)])
+def test_results_of_the_benchmarks_become_settings(tmp_path, name, result, lines):
+    """What failed or was left out is passed over; what is no setting is too."""
+    file = tmp_path / f"{name}.json"
+    file.write_text(json.dumps(result))
+    script = FILE.parents[1] / "measured_settings.py"
+    command = [sys.executable, str(script), str(file), "h200", "--dry"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = done.stdout.splitlines()
+    assert len(told) == lines, done.stdout
+    assert all(" s " in line and "%" in line for line in told)
+    if name == "offload":
+        assert any(line.startswith("pro, block, 20 GiB") and "19.50 GiB" in line for line in told)
+    else:
+        assert any(line.startswith("2 ranks, lite, fp8, cfg=2") and "GiB" not in line for line in told)

@@ -272,6 +272,8 @@ def footprint(
     first: whether this rank also reads texts and makes sound; the others hold the transformer and the video VAE.
     """
     w = transformer_weights(config, setting)
+    # Gathered blocks, as FSDP2 holds them: the one at work, the next one, and what the next arrives in.
+    gathered = 3 * w.block * setting.shard if setting.shard > 1 else 0
     on_host = setting.modulation == "tables" or setting.offload == "block"
     modulation = 0 if on_host else w.modulation
     work = activations(config, size, setting)
@@ -279,7 +281,10 @@ def footprint(
     others = parts.total if first else parts.vae
     if setting.offload == "none":
         weights = w.outer + w.blocks * w.block + modulation + others
-        phases = {"denoise": Phase(weights, denoise_work), "picture": Phase(weights - parts.vae, decode)}
+        phases = {
+            "denoise": Phase(weights, denoise_work + gathered),
+            "picture": Phase(weights - parts.vae, decode),
+        }
         if first:
             phases["text"] = Phase(weights, WORKSPACE + text_work(config, size, setting.itemsize))
             phases["sound"] = Phase(weights, SOUND_WORK)

@@ -1,0 +1,99 @@
+"""Adds what a benchmark measured to the settings that the planner is held against, and says how far it is off.
+
+    python benchmarks/measured_settings.py RESULT.json CARD [--dry]
+
+RESULT.json: what benchmarks/offload_run.py or benchmarks/multi_gpu.py wrote, kept under benchmarks/results; CARD: as
+`diptych plan --gpus` names it, such as h200. Settings that are listed already from this file are replaced. Afterwards
+docs/planning.md is written anew. `--dry` only prints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools import planning_document
+
+from diptych.memory.footprint import GIB
+from diptych.planner.cards import card_named
+
+Row = dict[str, Any]
+COMMON: Row = {"text": 200, "layout": "single", "precision": "exact", "modulation": "tables", "offload": "none"}
+
+
+def of_offload(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """Forwards and decodes under caps: (where in the file, setting)."""
+    base = COMMON | {"geometry": result["geometry"]}
+    for section, model, precision in (("lite", "lite", "exact"), ("pro", "pro", "exact"), ("fp8", "pro", "fp8")):
+        for label, told in _rows(result.get(section)):
+            row = base | {"what": "forward", "model": model, "precision": precision} | _taken(told)
+            if "resident blocks" in told:
+                row["offload"] = label.partition(",")[0]
+                row |= {"resident": told["resident blocks"], "chunks": told["chunks"]}
+            elif "with modulation" in label:
+                row["modulation"] = "resident"
+            yield f"{section}, {label}", row
+    for label, told in _rows(result.get("decode")):
+        budget = int(float(label.split()[1]) * GIB * 0.97)
+        yield f"decode, {label}", base | {"what": "decode", "model": "pro", "decode_budget": budget} | _taken(told)
+
+
+def of_multi_gpu(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """Steps and whole clips under layouts."""
+    base = COMMON | {"geometry": "864x480x125", "modulation": "resident"}
+    for ranks, world in result["worlds"].items():
+        for model in ("pro", "lite", "pro-distill"):
+            for label, told in world.get(model, {}).items():
+                parts = label.split(", ")
+                kind, layout = parts[-2:] if len(parts) > 1 else ("", "")
+                if kind not in ("bf16", "fp8") or not isinstance(told, dict):
+                    continue
+                row = base | {"model": model, "layout": layout, "precision": "exact" if kind == "bf16" else "fp8"}
+                if parts[0] == "clip" and "clip s" in told:
+                    found = {"what": "clip", "seconds": told["clip s"], "peak_gib": None}
+                elif "step s" in told:
+                    found = {"what": "step", "seconds": told["step s"], "peak_gib": told.get("peak GiB") or None}
+                else:
+                    continue
+                yield f"{ranks} ranks, {model}, {label}", row | found
+
+
+def _rows(section: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(section, dict):
+        yield from ((label, told) for label, told in section.items() if isinstance(told, dict) and "first" in told)
+
+
+def _taken(told: dict[str, Any]) -> Row:
+    return {"seconds": told["seconds"], "peak_gib": told.get("allocated GiB")}
+
+
+def main() -> None:
+    file, card = Path(sys.argv[1]), card_named(sys.argv[2], "CARD")
+    result = json.loads(file.read_text())
+    found = of_multi_gpu(result) if "worlds" in result else of_offload(result)
+    rows = [{"card": card.name, **row, "source": f"{file.name}, {where}"} for where, row in found]
+    for row in rows:
+        seconds, held = planning_document.predicted(row)
+        memory = (
+            "" if row["peak_gib"] is None else f"{row['peak_gib']:8.2f} GiB {held / GIB / row['peak_gib'] - 1:+7.1%}"
+        )
+        where = row["source"].partition(", ")[2]
+        print(f"{where:52}{row['seconds']:9.3f} s {seconds / row['seconds'] - 1:+7.1%}{memory}")
+    if "--dry" in sys.argv:
+        return
+    listed = json.loads(planning_document.MEASURED.read_text())
+    kept = [row for row in listed["settings"] if row["source"].partition(", ")[0] != file.name]
+    lines = ",\n".join("  " + json.dumps(row) for row in kept + rows)
+    about = json.dumps(listed["about"])
+    planning_document.MEASURED.write_text(f'{{\n "about": {about},\n "settings": [\n{lines}\n ]\n}}\n')
+    planning_document.main()
+    print(f"{len(rows)} settings from {file.name} are listed")
+
+
+if __name__ == "__main__":
+    main()
