@@ -25,6 +25,7 @@ from diptych.sampling.pipefusion import PipeSettings
 CPU = torch.device("cpu")
 BLOCKS = 5
 """More than four stages, and nothing that two or four divide."""
+MODEL = replace(TINY, num_visual_blocks=BLOCKS, num_text_blocks=1)
 TIMES = (900.0, 700.0, 400.0, 150.0)
 
 
@@ -42,7 +43,7 @@ class Case:
 
 
 def build() -> Transformer:
-    model = Transformer(replace(TINY, num_visual_blocks=BLOCKS, num_text_blocks=1)).eval().requires_grad_(False)
+    model = Transformer(MODEL).eval().requires_grad_(False)
     fill(model, RULES["transformer"], seed=0)
     return model
 
@@ -101,7 +102,9 @@ def piped(layout_text: str, case: Case) -> dict[str, Any]:
     velocities = [one.velocity(latents(case, step), torch.tensor(time)) for step, time in enumerate(TIMES)]
     names = [name.split(".") for name, _ in model.named_parameters()]
     held = {int(name[1]) for name in names if name[0] == "visual_transformer_blocks"}
-    return {"velocities": velocities, "held": held, "own": set(own)}
+    caches = [cache for of_block in one.pipe.caches.values() for cache in (of_block.within, of_block.from_video)]
+    kept = sum(x.nbytes for cache in caches for x in (cache.k_BCHK, cache.v_BCHK) if x is not None)
+    return {"velocities": velocities, "held": held, "own": set(own), "kept": kept}
 
 
 @dataclass

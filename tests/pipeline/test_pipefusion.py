@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pipe_work import Case, piped, plain, simulated
+from pipe_work import MODEL, Case, piped, plain, simulated
 
 from diptych.attention import Group, Place
+from diptych.memory.footprint import Setting, Size, activations
 from diptych.parallel import Layout
 from diptych.parallel.patches import PatchShard
 
@@ -38,6 +39,17 @@ def test_the_staleness_is_that_of_one_process(layout: str, expected, ranks) -> N
             assert apart(rank["velocities"], expected[name]) <= 5e-6, name
             assert apart(rank["velocities"], results[0]["velocities"]) == 0, "ranks differ"
             assert rank["held"] == rank["own"], "a stage holds other blocks than its own"
+
+
+@pytest.mark.parametrize("layout", ["pipeline=2", "pipeline=2,ulysses=2"])
+def test_what_is_kept_is_what_is_predicted(layout: str, ranks) -> None:
+    """By the stage with the most blocks, 3 of 5; its ranks share the tokens, or the heads."""
+    case = CASES["sound, guided"]
+    T, Y, X = case.grid
+    size = Size(T=T, Y=Y, X=X, A=case.audio, lanes=2)
+    with_, without = (activations(MODEL, size, Setting(itemsize=4, pipeline=n))["sampler"] for n in (2, 1))
+    kept = [rank["kept"] for rank in ranks(Layout.parse(layout).world)(piped, layout, case)]
+    assert sum(kept[: len(kept) // 2]) == with_ - without
 
 
 def test_guidance_on_two_halves(expected, ranks) -> None:
