@@ -174,7 +174,7 @@ def transformer_weights(config: TransformerConfig, setting: Setting) -> Transfor
     whole = _weights(config, setting.itemsize, setting.precision, setting.modulation_itemsize)
     held = -(-whole.blocks // setting.pipeline)
     block = -(-whole.block // (setting.tensor * setting.shard))
-    return TransformerWeights(whole.outer, block, held, whole.modulation // setting.shard)
+    return TransformerWeights(whole.outer, block, held, whole.modulation // (setting.tensor * setting.shard))
 
 
 @lru_cache(maxsize=64)

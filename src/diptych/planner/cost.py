@@ -105,6 +105,8 @@ def _exchange(c: TransformerConfig, size: Size, s: Setting, rates: Rates) -> flo
     if s.tensor > 1:  # the outputs of four products on video tokens are summed over the ranks
         summed = 2 * (s.tensor - 1) / s.tensor * own * c.model_dim * b
         a_block += 4 * (summed / rates.link + COLLECTIVE)
+    if s.tensor * s.shard > 1 and s.modulation == "resident" and s.offload != "block":
+        a_block += 8 * COLLECTIVE  # four modulations, whose rows lie on several ranks: inputs and results
     return n * a_block + whole
 
 
