@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -76,6 +80,34 @@ def test_requests_that_peers_print_are_accepted(api: httpx.Client, name: str) ->
         "peers' other fields": {"ignored_params": ["enable_teacache", "flow_shift"]},
     }[name]
     assert {k: job[k] for k in wanted} == wanted
+
+
+CURL = {
+    "vllm-omni": "-F prompt='A cat' -F size=512x320 -F num_frames=25 -F num_inference_steps=10 -F seed=42",
+    "sglang": """-H 'Content-Type: application/json' -d '{"prompt": "A cat", "size": "512x320", "num_frames": 25,
+        "fps": 24, "seed": 42, "num_inference_steps": 10, "enable_cache_dit": false}'""",
+    "sglang with an image": """--form-string 'prompt=A cat' --form-string size=512x320 --form-string num_frames=25
+        --form-string num_inference_steps=10 --form-string seed=42 --form-string enable_cache_dit=false
+        -F 'input_reference=@ref.png;type=image/png'""",
+}
+
+
+@server
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("line", CURL)
+def test_the_lines_that_peers_print_make_clips_with_curl_itself(served: Serving, tmp_path: Path, line: str) -> None:
+    (tmp_path / "ref.png").write_bytes(PNG)
+
+    def curl(path: str, words: str = "") -> bytes:
+        command = ["curl", "-sS", "--fail-with-body", served.url + path, *shlex.split(words)]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout
+
+    video = json.loads(curl("/v1/videos", "-X POST " + CURL[line]))["id"]
+    served.until(video, "completed")
+    job = json.loads(curl(f"/v1/videos/{video}"))
+    got = [job[k] for k in ("size", "num_frames", "num_inference_steps", "seed", "task")]
+    assert got == ["512x320", 25, 10, 42, "i2va" if "image" in line else "t2va"]
+    assert curl(f"/v1/videos/{video}/content")[4:8] == b"ftyp"
 
 
 def spec(defaults: ClipDefaults = RELEASED, **fields: Any) -> dict[str, Any]:
