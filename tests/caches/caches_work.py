@@ -14,11 +14,12 @@ from diptych.engine.components import Components
 from diptych.engine.options import Options
 from diptych.engine.order import take_batch
 from diptych.engine.runner import Runner
-from diptych.engine.sharing import alone, sharing_for
+from diptych.engine.sharing import sharing_for
 from diptych.engine.stages import Stages
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel import Layout
 from diptych.parallel.agreement import Agreement
+from diptych.parallel.weights import WeightSplit
 from diptych.request import ClipRequest
 from diptych.sampling.caches import CachePlan
 
@@ -35,14 +36,18 @@ CACHES = {
 
 
 @cache
-def components(folder: str) -> Components:
+def components(folder: str, split: WeightSplit = WeightSplit()) -> Components:  # noqa: B008 - frozen
     options = Options(Checkpoint.open(folder), Layout(), CPU, torch.float32, timedelta(seconds=60))
-    return Components.load(options, CPU, first=True)
+    return Components.load(options, CPU, first=True, split=split)
 
 
 def cached(layout: str | None, folder: str, jobs: list[tuple[ClipRequest, CachePlan]]) -> list[dict[str, Any]]:
     """For each request: final latents and what this rank's cache reports, one after the other on the same runner."""
-    runner = Runner(components(folder), alone() if layout is None else sharing_for(Layout.parse(layout), CPU))
+    if layout is None:
+        runner = Runner(components(folder))
+    else:
+        parsed = Layout.parse(layout)
+        runner = Runner(components(folder, WeightSplit.of(parsed, "cpu")), sharing_for(parsed, CPU))
     results = []
     for request, plan in jobs:
         job, _ = runner.prepare(take_batch([request], components(folder).options.checkpoint.defaults, plan), Stages())

@@ -15,7 +15,7 @@ from diptych.sampling.caches import CachePlan
 
 pytestmark = pytest.mark.distributed
 
-LAYOUTS = ["cfg=2", "ulysses=2", "cfg=2,ulysses=2", "ring=4"]
+LAYOUTS = ["cfg=2", "ulysses=2", "cfg=2,ulysses=2", "ring=4", "tensor=2", "cfg=2,shard=2"]
 LONGER = SIZE | {"frames": 9, "steps": 11}
 
 
