@@ -266,7 +266,7 @@ def _free_name() -> Path:
 
 
 def _tell(report: dict[str, Any], path: Path, display: Display, as_json: bool) -> None:
-    for note in report.get("notes", ()):
+    for note in (*report.get("notes", ()), *report.get("approximate", ())):
         display.say(note)
     total = sum(report.get("seconds", {}).values())
     display.say(f"{path}  (seed {report['request']['seed']}, {total:.1f} s)")
