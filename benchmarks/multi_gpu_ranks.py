@@ -93,8 +93,8 @@ class Bench:
         return False
 
     def free(self) -> None:
-        gc.collect()
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
