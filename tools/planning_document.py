@@ -62,7 +62,7 @@ def _row(found: Plan) -> str:
     best = found.best
     if best is None:
         return f"| {found.task.model} | nothing fits | | | | |"
-    fast = next((choice for choice in found.fitting if not choice.exact), None)
+    fast = next((choice for choice in found.fitting if choice.setting.precision == "fp8"), None)
     approximate = "" if fast is None else f"{_seconds(fast)}"
     peak = f"{best.first.peak / GIB:.1f}"
     if best.layout.world > 1:

@@ -58,6 +58,7 @@ def setting_of(options: Options) -> Setting:
         modulation_itemsize=max((t.nbytes // max(t.numel, 1) for t in stored), default=4),
         fused=options.device.type == "cuda" and options.dtype.itemsize == 2,
         offload=options.offload,
+        cfg=layout.cfg,
         ulysses=layout.ulysses,
         ring=layout.ring,
         tensor=layout.tensor,
@@ -94,7 +95,7 @@ def settled(options: Options, offload: Offload | None) -> Options:
     """Options with their offload: what is asked for, or by default the first mode with which a clip of the checkpoint's
     own size fits `options.memory`. Blocks come and go without their modulation weights, so `block` takes tables.
 
-    Raises `RequestError` where nothing fits, or where weights would wait in more host memory than is free.
+    Raises `RequestError` for a mode that the layout cannot have, or weights that find no room in host memory.
     """
     request = ClipRequest("a clip", audio=options.checkpoint.has_audio).resolve(options.checkpoint.defaults)
     size, setting = size_of(request, 1, tail=False), setting_of(options)
@@ -104,7 +105,9 @@ def settled(options: Options, offload: Offload | None) -> Options:
     if offload is None:
         offload = "none"
         if options.memory is not None:
-            offload = planner.choose(size, setting, decode, options.memory).setting.offload
+            fits = (planner.plan(size, replace(setting, offload=m), decode, options.memory) for m in OFFLOADS)
+            plan = next((plan for plan in fits if plan is not None), None)
+            offload = OFFLOADS[-1] if plan is None else plan.setting.offload  # a smaller clip may fit yet
     layout = options.layout
     if offload != "none" and layout.shard > 1:
         raise RequestError("offload", offload, f"layout {layout} leaves each rank its share of the weights; use none")

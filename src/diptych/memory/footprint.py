@@ -98,7 +98,8 @@ class Setting:
     in distilled ones). fused: whether the element-wise kernels run (half precision, Ampere or newer).
     resident: fused blocks that stay with `offload="block"`; two more are always in flight. language_streamed: the
     language model too comes layer by layer. chunks: parts in which the feed-forward on video tokens runs.
-    sequence, tensor, shard, pipeline: ranks that split tokens, each product, the stored weights, the blocks.
+    cfg, sequence, tensor, shard, pipeline: ranks that split the passes of guidance, tokens, each product, the stored
+    weights, the blocks.
     kept: tensors of the size of the video stream that a step cache holds.
     """
 
@@ -111,6 +112,7 @@ class Setting:
     resident: int = 0
     language_streamed: bool = False
     chunks: int = 1
+    cfg: int = 1
     ulysses: int = 1
     ring: int = 1
     tensor: int = 1
@@ -156,13 +158,15 @@ class Footprint:
 class TransformerWeights:
     """Bytes of a transformer as one rank holds it: `outer` around the fused blocks, one `block`, how many blocks.
 
-    modulation: of outer parts and all blocks together; it is counted in neither of them.
+    modulation: of outer parts and all blocks together; it is counted in neither of them. towers: the part of `outer`
+    that is the blocks of the text towers, which `tensor` and `shard` split as they do the fused ones.
     """
 
     outer: int
     block: int
     blocks: int
     modulation: int
+    towers: int = 0
 
     @property
     def total(self) -> int:
@@ -173,14 +177,16 @@ def transformer_weights(config: TransformerConfig, setting: Setting) -> Transfor
     """From the names and shapes of the checkpoint's tensors."""
     whole = _weights(config, setting.itemsize, setting.precision, setting.modulation_itemsize)
     held = -(-whole.blocks // setting.pipeline)
-    block = -(-whole.block // (setting.tensor * setting.shard))
-    return TransformerWeights(whole.outer, block, held, whole.modulation // (setting.tensor * setting.shard))
+    share = setting.tensor * setting.shard
+    towers = -(-whole.towers // share)
+    outer = whole.outer - whole.towers + towers
+    return TransformerWeights(outer, -(-whole.block // share), held, -(-whole.modulation // share), towers)
 
 
 @lru_cache(maxsize=64)
 def _weights(config: TransformerConfig, itemsize: int, precision: str, modulation_itemsize: int) -> TransformerWeights:
     """On one rank. Kept, because a planner asks many times."""
-    outer = modulation = 0
+    outer = modulation = towers = 0
     blocks = [0] * max(config.num_visual_blocks, 1)
     for name, shape in transformer_keys(config).items():
         size = _stored(name, shape, itemsize, precision, modulation_itemsize)
@@ -190,7 +196,8 @@ def _weights(config: TransformerConfig, itemsize: int, precision: str, modulatio
             blocks[int(name.split(".")[1])] += size
         else:
             outer += size
-    return TransformerWeights(outer, max(blocks), config.num_visual_blocks, modulation)
+            towers += size if "_text_transformer_blocks." in name else 0
+    return TransformerWeights(outer, max(blocks), config.num_visual_blocks, modulation, towers)
 
 
 def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict[str, int]:
@@ -244,6 +251,16 @@ def modulation_bytes(config: TransformerConfig) -> int:
     return 4 * (c.num_visual_blocks * 12 * (D + Da) + c.num_text_blocks * 6 * (D + Da) + 2 * (D + Da))
 
 
+def kept_keys(config: TransformerConfig, size: Size, setting: Setting) -> int:
+    """What PipeFusion keeps from step to step: keys and values of both attentions to video tokens, of each held block
+    in each pass of guidance on this rank."""
+    if setting.pipeline == 1:
+        return 0
+    held = -(-config.num_visual_blocks // setting.pipeline) * -(-size.lanes // setting.cfg)
+    own = -(-size.tokens // setting.sequence) * size.batch
+    return held * 2 * own * (config.model_dim + config.model_dim_a) * setting.itemsize
+
+
 def tables_held(size: Size, setting: Setting) -> int:
     """Modulation sets on the device: offloaded tables wait on the host and come one forward at a time."""
     whole = setting.modulation == "tables" and setting.offload == "none"
@@ -274,6 +291,7 @@ def footprint(
     w = transformer_weights(config, setting)
     # Gathered blocks, as FSDP2 holds them: the one at work, the next one, and what the next arrives in.
     gathered = 3 * w.block * setting.shard if setting.shard > 1 else 0
+    gathered += kept_keys(config, size, setting)
     on_host = setting.modulation == "tables" or setting.offload == "block"
     modulation = 0 if on_host else w.modulation
     work = activations(config, size, setting)
@@ -293,7 +311,7 @@ def footprint(
         held = w.outer + min(setting.resident + SLOTS, w.blocks) * w.block
     else:
         held = w.outer + w.blocks * w.block + modulation
-    phases = {"denoise": Phase(held, denoise_work), "picture": Phase(0, decode)}
+    phases = {"denoise": Phase(held, denoise_work + gathered), "picture": Phase(0, decode)}
     if first:
         language = parts.language
         if setting.language_streamed:

@@ -38,8 +38,9 @@ def auto_layout(task: Task, gpus: Sequence[Gpu], limits: Limits, *, world: int |
         return Layout() if world in (None, 1) else _for_ranks(task, world)
     machine = Machine(card=card_like(gpus), count=world or len(gpus))
     found = plan(task, machine, replace(limits, layout=None, every=world is None))
-    if found.best is not None:
-        return found.best.layout
+    best = next((choice for choice in found.fitting if choice.layout.pipeline == 1), None)
+    if best is not None:
+        return best.layout
     free = plan(task, machine, Limits(budget=limits.budget, every=world is None)).best
     hint = f"{name_of(free, bfloat16=machine.card.bfloat16)} fits" if free else "not even with --offload block"
     closest = min(found.choices, key=lambda choice: choice.first.peak)
@@ -49,4 +50,5 @@ def auto_layout(task: Task, gpus: Sequence[Gpu], limits: Limits, *, world: int |
 def _for_ranks(task: Task, world: int) -> Layout:
     machine = Machine(card=CARDS["h200"], count=world)
     found = plan(task, machine, Limits(precision="exact", offload="none", modulation="resident", every=False))
-    return min(found.choices, key=lambda choice: (choice.total, choice.effort)).layout
+    whole = [choice for choice in found.choices if choice.layout.pipeline == 1]
+    return min(whole, key=lambda choice: (choice.total, choice.effort)).layout

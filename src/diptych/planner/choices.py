@@ -84,7 +84,7 @@ class Choice:
     def effort(self) -> tuple[float, ...]:
         """How much is out of the ordinary: less is preferred among equally fast ways."""
         s, lay = self.setting, self.layout
-        shared = lay.shard > 1 or lay.tensor > 1
+        shared = lay.shard > 1 or lay.tensor > 1 or lay.pipeline > 1
         unusual = 2 * OFFLOADS.index(s.offload) + (s.modulation != "resident") + (s.chunks > 1) + self.tiled + shared
         axes = sum(getattr(lay, axis.name) > 1 for axis in fields(lay))
         return (unusual, self.cards, shared, self.host // GIB, axes, lay.ring)
@@ -128,8 +128,8 @@ def plan(task: Task, machine: Machine, limits: Limits | None = None, rates: Rate
 
 
 def layouts_of(world: int, task: Task) -> Iterator[Layout]:
-    """Every layout of `world` ranks that gives the bits or the values of one rank and has work for each of them."""
-    axes = [axis.name for axis in fields(Layout) if axis.name != "pipeline"]
+    """Every layout of `world` ranks that has work for each of them."""
+    axes = [axis.name for axis in fields(Layout)]
     sizes = [n for n in range(1, world + 1) if world % n == 0]
     for values in product(sizes, repeat=len(axes)):
         try:
@@ -168,6 +168,8 @@ def _ways(
             continue
         if offload != "none" and layout.shard > 1:
             continue  # a rank that holds a share of the weights has no other place for it
+        if offload == "block" and layout.pipeline > 1:
+            continue  # each block would come once for every patch
         if offload == "block" and modulation not in (limits.modulation, "tables"):
             continue  # streamed blocks come without their modulation: tables are what it has
         setting = Setting(
@@ -176,6 +178,7 @@ def _ways(
             modulation_itemsize=task.modulation_itemsize,
             fused=rates.fused,
             offload=offload,
+            cfg=layout.cfg,
             ulysses=layout.ulysses,
             ring=layout.ring,
             tensor=layout.tensor,

@@ -17,6 +17,8 @@ from diptych.planner.work import Split, work
 
 COLLECTIVE = 20e-6
 """Seconds before the first byte of a collective travels: assumed."""
+WARMUP = 2
+"""Steps that PipeFusion computes whole unless it is told otherwise."""
 TEMPLATE = 129
 """Tokens of the template around a prompt."""
 DECODE_OPERATIONS, DECODE_BYTES, DECODE_HOST = 17.2e6, 11.2e3, 8.0e-9
@@ -134,13 +136,30 @@ def clip(
 ) -> Seconds:
     """One clip: `size.steps` steps of `size.lanes` forwards, those of `cfg=2` at once."""
     one = forward(config, size, setting, rates)
-    step = one.total * size.lanes / layout.cfg
+    steps = size.steps * one.total * size.lanes / layout.cfg
+    if layout.pipeline > 1:
+        steps = _piped(config, size, layout, setting, rates, one)
     if layout.cfg > 1:
         velocities = size.T * size.Y * size.X * config.out_visual_dim + size.A * config.out_audio_dim
-        step += velocities * setting.itemsize / rates.link + COLLECTIVE
+        steps += size.steps * (velocities * setting.itemsize / rates.link + COLLECTIVE)
     read = (size.L + TEMPLATE) * parts.language / rates.linear  # two operations a weight, two bytes a weight
     text = size.lanes * max(read, parts.language / rates.copy)
-    return Seconds(text, size.steps * step, decode(tiles, layout.world, rates), _moving(config, setting, rates, parts))
+    return Seconds(text, steps, decode(tiles, layout.world, rates), _moving(config, setting, rates, parts))
+
+
+def _piped(c: TransformerConfig, size: Size, layout: Layout, s: Setting, rates: Rates, one: Forward) -> float:
+    """Seconds of all steps through P stages, by PipeFusion's defaults: the first steps whole, then in 2 P patches.
+
+    Units of work follow each other: n of them pass P stages in n + P - 1 turns. Every stage sends on what it made.
+    """
+    P, lanes = layout.pipeline, size.lanes // layout.cfg
+    warmup = min(WARMUP, size.steps)
+    sent = -(-size.tokens // s.sequence) * c.model_dim * s.itemsize / rates.link
+
+    def turns(patches: int) -> float:
+        return (lanes * patches + P - 1) * ((one.total / P + sent) / patches + COLLECTIVE)
+
+    return warmup * turns(1) + (size.steps - warmup) * turns(2 * P)
 
 
 def decode(tiles: TilePlan, ranks: int, rates: Rates) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diptych.attention.plan import Span, spans, split
 from diptych.errors import MediaError
@@ -41,25 +41,30 @@ def save(plan: Plan, choice: Choice, path: Path) -> None:
         raise MediaError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def held(plan: Plan, choice: Choice) -> list[tuple[int, Span, Span]]:
-    """(lane, video tokens, heads in video self-attention) of every rank of one group, in rank order.
+class Held(NamedTuple):
+    """What a rank works on. lane: 0, or 1 for the pass without the prompt where `cfg=2` splits them; blocks: of its
+    pipeline stage; tokens: those that it keeps; heads: of the video self-attention."""
 
-    lane: 0, or 1 for the pass without the prompt where `cfg=2` splits them. With a ring the tokens are those a rank
-    keeps; the heads are those of its place in the Ulysses group.
-    """
+    lane: int
+    blocks: Span
+    tokens: Span
+    heads: Span
+
+
+def held(plan: Plan, choice: Choice) -> list[Held]:
+    """For every rank of one group, in rank order."""
     layout, config = choice.layout, plan.task.config
     tokens = spans(split(plan.task.size.tokens, layout.sequence))
-    heads = spans(split(config.heads, layout.ulysses))
-    a_lane = layout.world // layout.cfg
-    inside = a_lane // layout.sequence  # ranks that share the same tokens
-    return [
-        (
-            rank // a_lane,
-            tokens[rank % a_lane // inside % layout.sequence],
-            heads[rank % a_lane // inside % layout.ulysses],
-        )
-        for rank in range(layout.world)
-    ]
+    blocks = spans(split(config.num_visual_blocks, layout.pipeline))
+    ranks = []
+    for rank in range(layout.world):
+        part = spans(split(config.heads, layout.tensor))[rank % layout.tensor]
+        place = rank // layout.tensor
+        own = spans(split(part.size, layout.ulysses))[place % layout.ulysses]
+        heads = Span(part.start + own.start, part.start + own.stop)
+        lane = rank // (layout.world // layout.cfg)
+        ranks.append(Held(lane, blocks[layout.stage(rank)], tokens[place % layout.sequence], heads))
+    return ranks
 
 
 def _holders(axes: Any, plan: Plan, choice: Choice, cards: int) -> None:
@@ -71,7 +76,7 @@ def _holders(axes: Any, plan: Plan, choice: Choice, cards: int) -> None:
     axes.set_ylim(-rows, 0.05)
     ranks = held(plan, choice)
     for card in range(cards):
-        lane, tokens, heads = ranks[card % choice.layout.world]
+        has = ranks[card % choice.layout.world]
         x, y = card % 4, -(card // 4) - 1
         shape = FancyBboxPatch(
             (x + 0.06, y + 0.08),
@@ -79,29 +84,33 @@ def _holders(axes: Any, plan: Plan, choice: Choice, cards: int) -> None:
             0.8,
             boxstyle="round,pad=0.02",
             facecolor=PAPER,
-            edgecolor=LANES[lane],
+            edgecolor=LANES[has.lane],
             linewidth=2,
         )
         axes.add_patch(shape)
         name = f"card {card}"
         if choice.replicas > 1:
             name += f"  ·  group {card // choice.layout.world}"
-        axes.text(x + 0.12, y + 0.74, name, color=LANES[lane], weight="bold", va="center", fontsize=9)
-        for line, text in enumerate(_lines(plan, choice, card % choice.layout.world, lane, tokens, heads)):
+        axes.text(x + 0.12, y + 0.74, name, color=LANES[has.lane], weight="bold", va="center", fontsize=9)
+        for line, text in enumerate(_lines(plan, choice, card % choice.layout.world, has)):
             axes.text(x + 0.12, y + 0.57 - 0.14 * line, text, color=INK, va="center", fontsize=8)
     if choice.cards > cards:
         axes.text(3.9, -rows, f"and {choice.cards - cards} more cards like these", ha="right", fontsize=8, color=INK)
 
 
-def _lines(plan: Plan, choice: Choice, rank: int, lane: int, tokens: Span, heads: Span) -> list[str]:
-    lines = []
-    if choice.layout.cfg > 1:
-        lines.append("without the prompt" if lane else "with the prompt")
+def _lines(plan: Plan, choice: Choice, rank: int, has: Held) -> list[str]:
+    layout, lines = choice.layout, []
+    if layout.cfg > 1:
+        lines.append("without the prompt" if has.lane else "with the prompt")
     elif plan.task.guided:
         lines.append("both passes, one after the other")
-    lines.append(f"tokens {tokens.start:,} to {tokens.stop - 1:,}" if choice.layout.sequence > 1 else "all tokens")
-    if choice.layout.ulysses > 1:
-        lines.append(f"heads {heads.start} to {heads.stop - 1} in self-attention")
+    if layout.pipeline > 1:
+        lines.append(f"blocks {has.blocks.start} to {has.blocks.stop - 1}")
+    lines.append(f"tokens {has.tokens.start:,} to {has.tokens.stop - 1:,}" if layout.sequence > 1 else "all tokens")
+    if layout.ulysses * layout.tensor > 1:
+        lines.append(
+            f"heads {has.heads.start} to {has.heads.stop - 1} in self-attention" if has.heads.size else "no heads"
+        )
     if rank == 0 and len(lines) < 4:
         lines.append("reads the text, makes the sound")
     return lines

@@ -82,6 +82,8 @@ def reasons(plan: Plan, choice: Choice) -> list[str]:
         said.append(f"ring={layout.ring}: tokens are split where heads do not go round")
     if layout.shard > 1:
         said.append(f"shard={layout.shard}: each rank keeps a part of the weights and borrows the others' in time")
+    if layout.pipeline > 1:
+        said.append(f"pipeline={layout.pipeline}: patches pass stages of blocks, and see others a step old")
     if layout.tensor > 1:
         said.append(f"tensor={layout.tensor}: each rank has a part of every product; only memory is won")
     idle = plan.machine.count - choice.cards
@@ -169,7 +171,8 @@ def text(plan: Plan, rows: int = 6) -> str:
         return "\n".join(lines)
     took = f"{best.seconds.total:.1f} s a clip" + (f", {best.total:.0f} s for all" if several else "")
     memory = f"{best.first.peak / GIB:.1f} of {plan.budget / GIB:.1f} GiB"
-    lines += [f"Best: {name_of(best, bfloat16=plan.machine.card.bfloat16)}: {took}, {memory}", ""]
+    lead = "Best" if best.exact else "Only an approximation fits"
+    lines += [f"{lead}: {name_of(best, bfloat16=plan.machine.card.bfloat16)}: {took}, {memory}", ""]
     lines += [f"  - {reason}" for reason in reasons(plan, best)]
     lines += ["", f"    {command_of(plan, best)}", ""]
     exact = [choice for choice in plan.fitting if choice.exact]
