@@ -142,6 +142,7 @@ def mark(name):
     global begun
     now = time.perf_counter()
     parts[name], begun = now - begun, now
+import torch
 mark("import torch s")
 import diptych.engine.engine
 from diptych.attention import LocalAttend

@@ -1,18 +1,20 @@
 """What one rank of many would have to do, done on one device: its shard, its heads, its packing; nothing travels.
 
-The code that runs is the code of a real run. Its collectives go to torch's fake process group, which returns at once
-with tensors of the right shape: shapes, kernels, copies and operator order are those of a rank, numbers are not.
+The code that runs is the code of a real run, in torch's fake process group. What an exchange would bring is a copy of
+what this rank sends: shapes, kernels, copies and operator order are those of a rank, numbers are not. They have to be
+numbers of the right kind, though: with tensors that nobody had written, an H200 did equal work up to 1.2 times faster.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from diptych.attention.collectives import Traffic
 from diptych.bench.forward import machine
@@ -154,10 +156,12 @@ def _measure(
 
 @contextmanager
 def _ranks(layout: Layout, device: torch.device, *, simulate: bool) -> Iterator[None]:
+    exchanges: AbstractContextManager[None] = nullcontext()
     if simulate:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
+        exchanges = _played(device)
     else:
         started = int(os.environ.get("WORLD_SIZE", "0"))
         if started != layout.world:
@@ -167,9 +171,41 @@ def _ranks(layout: Layout, device: torch.device, *, simulate: bool) -> Iterator[
             )
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield
+        with exchanges:
+            yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _played(device: torch.device) -> Iterator[None]:
+    """Collectives that give what this rank sends, as often as it takes to fill what it would receive."""
+
+    def all_to_all(x_N: Tensor, receive: list[int], send: list[int], group: str) -> Tensor:
+        return _repeated(x_N, sum(receive))
+
+    def all_gather(x: Tensor, size: int, group: str) -> Tensor:
+        return torch.cat([x] * size)
+
+    def all_reduce(x: Tensor, operation: str, group: str) -> Tensor:
+        return x.clone()
+
+    with torch.library._scoped_library("_c10d_functional", "IMPL") as operators:
+        for name, played in (
+            ("all_to_all_single", all_to_all),
+            ("all_gather_into_tensor", all_gather),
+            ("all_reduce", all_reduce),
+        ):
+            operators.impl(name, played, "CUDA" if device.type == "cuda" else "CPU")
+        yield
+
+
+def _repeated(x_N: Tensor, length: int) -> Tensor:
+    out = x_N.new_empty(length)
+    for start in range(0, length, max(len(x_N), 1)):
+        part = out[start : start + len(x_N)]
+        part.copy_(x_N[: len(part)])
+    return out
 
 
 def layouts_table(result: dict[str, Any]) -> str:
