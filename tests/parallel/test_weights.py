@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from diptych.bench.geometry import random_transformer
 from diptych.engine.engine import Engine
 from diptych.errors import LayoutError
+from diptych.memory.footprint import Setting, transformer_weights
 from diptych.model.config import LITE, TINY
 from diptych.model.tiny import write_tiny
 from diptych.parallel import Layout
@@ -48,8 +49,13 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def one_rank(tiny_base):
-    return work.velocities(str(tiny_base), "single", REQUESTS)
+def jobs(tiny_base):
+    return work.jobs(str(tiny_base), REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tiny_base, jobs):
+    return work.velocities(str(tiny_base), "single", jobs)
 
 
 def furthest(some, others):
@@ -63,32 +69,32 @@ def furthest(some, others):
 
 
 @pytest.mark.parametrize("layout", COMBINATIONS)
-def test_a_combination_gives_the_velocities_of_one_rank(layout, one_rank, tiny_base, ranks):
+def test_a_combination_gives_the_velocities_of_one_rank(layout, one_rank, jobs, tiny_base, ranks):
     parsed = Layout.parse(layout)
-    results = ranks(parsed.world)(work.velocities, str(tiny_base), layout, REQUESTS, seconds=240)
+    results = ranks(parsed.world)(work.velocities, str(tiny_base), layout, jobs, seconds=240)
     assert min(np.abs(video).max() for video, _ in one_rank) > 0.5
     for of_rank in results:
         assert furthest(of_rank, one_rank) <= (2e-5 if parsed.tensor > 1 else 5e-6)
         assert furthest(of_rank, results[0]) == 0, "ranks differ"
 
 
-def test_shards_alone_keep_every_bit_where_modulations_are_the_same(ranks, tiny_base, one_rank):
+def test_shards_alone_keep_every_bit_where_modulations_are_the_same(ranks, tiny_base, jobs, one_rank):
     """Without sound Ulysses has the bits of one rank, and gathered weights are the weights."""
-    for of_rank in ranks(2)(work.velocities, str(tiny_base), "ulysses=2,shard=2", REQUESTS[1:]):
+    for of_rank in ranks(2)(work.velocities, str(tiny_base), "ulysses=2,shard=2", jobs[1:]):
         assert furthest(of_rank, one_rank[2:]) == 0
 
 
 @pytest.mark.parametrize("layout", ["tensor=2", "cfg=2,shard=2"])
-def test_modulation_tables_are_made_by_all_ranks_together(layout, ranks, tiny_base, one_rank):
-    for of_rank in ranks(2)(work.velocities, str(tiny_base), layout, REQUESTS, {"modulation": "tables"}):
+def test_modulation_tables_are_made_by_all_ranks_together(layout, ranks, tiny_base, jobs, one_rank):
+    for of_rank in ranks(2)(work.velocities, str(tiny_base), layout, jobs, {"modulation": "tables"}):
         assert furthest(of_rank, one_rank) <= 2e-5
 
 
 @pytest.mark.parametrize("layout", ["tensor=2", "ulysses=2,shard=2"])
-def test_fp8_is_as_near_to_exact_as_on_one_rank(layout, ranks, tiny_base, one_rank):
+def test_fp8_is_as_near_to_exact_as_on_one_rank(layout, ranks, tiny_base, jobs, one_rank):
     """Quantised by rows: a shard quantises whole rows, a part of tensor=2 has scales of its own."""
-    alone = work.velocities(str(tiny_base), "single", REQUESTS, {"precision": "fp8"})
-    results = ranks(2)(work.velocities, str(tiny_base), layout, REQUESTS, {"precision": "fp8"})
+    alone = work.velocities(str(tiny_base), "single", jobs, {"precision": "fp8"})
+    results = ranks(2)(work.velocities, str(tiny_base), layout, jobs, {"precision": "fp8"})
     assert 1e-3 < furthest(results[0], one_rank) < 1.5 * furthest(alone, one_rank)
     if layout == "ulysses=2,shard=2":
         assert furthest(results[0], alone) < 1e-4
@@ -114,8 +120,11 @@ def larger(tmp_path_factory):
 def test_a_rank_reads_and_holds_its_part_and_one_tensor(layout, parts, ranks, larger):
     folder, whole = larger
     slack, outside = 10 << 20, 3 << 20  # FSDP2's own objects take 8 MB for 450 tensors, whatever their size
+    parsed = Layout.parse(layout)
+    predicted = transformer_weights(CONFIG, Setting(itemsize=4, tensor=parsed.tensor, shard=parsed.shard)).total
     for rank in ranks(Layout.parse(layout).world)(work.memory, str(folder), layout, seconds=240):
         assert rank["of transformer"] <= whole / parts + outside
+        assert rank["of transformer"] == pytest.approx(predicted, rel=0.01)
         assert rank["read"] <= rank["of transformer"] + rank["largest"]
         assert rank["kept"] <= rank["loading"] + slack
         assert rank["loading"] <= rank["kept"] + rank["largest"] + slack

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,11 @@ def options(folder: str, layout: Layout, **more: Any) -> Options:
     return Options(Checkpoint.open(folder), layout, CPU, torch.float32, timedelta(seconds=60), pipe=pipe, **more)
 
 
-@cache
-def job(folder: str, request: ClipRequest) -> Job:
-    """What the first rank would send, prepared here."""
+def jobs(folder: str, requests: list[ClipRequest]) -> list[Job]:
+    """What the first rank would send for each request."""
     parts = Components.load(options(folder, Layout()), CPU, first=True)
-    return Runner(parts).prepare(take_batch([request], parts.options.checkpoint.defaults), Stages())[0]
+    defaults = parts.options.checkpoint.defaults
+    return [Runner(parts).prepare(take_batch([request], defaults), Stages())[0] for request in requests]
 
 
 def load(folder: str, layout: Layout, rank: int, **more: Any) -> Components:
@@ -53,15 +52,14 @@ def load(folder: str, layout: Layout, rank: int, **more: Any) -> Components:
 
 
 def velocities(
-    folder: str, text: str, requests: list[ClipRequest], more: dict[str, Any] | None = None
+    folder: str, text: str, ready_jobs: list[Job], more: dict[str, Any] | None = None
 ) -> list[list[np.ndarray | None]]:
-    """Video and audio velocities of each request at two times, one after the other."""
+    """Video and audio velocities of each job at two times, one after the other."""
     layout, rank = Layout.parse(text), torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     parts = load(folder, layout, rank, **(more or {}))
     sharing = alone() if layout.world == 1 else sharing_for(layout, CPU, pipe=parts.options.pipe)
     runner, made = Runner(parts, sharing, rank), []
-    for request in requests:
-        ready = job(folder, request)
+    for ready in ready_jobs:
         denoiser = runner.denoiser(ready)
         if parts.options.modulation == "tables":
             denoiser.tables = ModulationTables(
