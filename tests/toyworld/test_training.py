@@ -65,8 +65,10 @@ def test_pool_latents_are_what_the_stock_windows_give(vae: nn.Module) -> None:
         torch.testing.assert_close(video_latents(vae, frames), stock, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize(("sound", "image"), [(True, False), (True, True), (False, False)])
-def test_fast_velocity_is_the_stock_modules(transformer: nn.Module, sound: bool, image: bool) -> None:
+@pytest.mark.parametrize(
+    ("sound", "image", "fused"), [(True, False, False), (True, True, False), (False, False, False)]
+)
+def test_fast_velocity_is_the_stock_modules(transformer: nn.Module, sound: bool, image: bool, fused: bool) -> None:
     B, T = 2, 3
     mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     places, types, three = torch.arange(T), None, None
@@ -95,7 +97,7 @@ def test_fast_velocity_is_the_stock_modules(transformer: nn.Module, sound: bool,
             visual_token_type_ids=types,
             return_dict=False,
         )
-        video, audio = fast_flow.velocity(transformer, inputs, torch.float32)
+        video, audio = fast_flow.velocity(transformer, inputs, torch.float32, fused)
     torch.testing.assert_close(video, stock[0], rtol=0, atol=2e-5)
     assert (audio is None) == (not sound)
     if audio is not None:

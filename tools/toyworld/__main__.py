@@ -27,6 +27,8 @@ def main() -> None:
     train.add_argument("--wait-for", type=Path, help="file that says the VAEs are ready (flow)")
     train.add_argument("--plain", action="store_true", help="launch every kernel anew, record no step (flow)")
 
+    train.add_argument("--unfused", action="store_true", help="torch's own kernels only (flow)")
+
     text = commands.add_parser("text", help="write the text encoders and tokenizers")
     text.add_argument("folder", type=Path)
 
@@ -94,6 +96,7 @@ def _train(options: argparse.Namespace) -> None:
             finish_after=options.finish_after,
             wait_for=options.wait_for,
             plain=options.plain,
+            fused=not options.unfused,
             **rate,
         )
 

@@ -142,7 +142,7 @@ def train_vocoder(
     """Train on mel pictures, true ones and such as the audio VAE decodes; write `vocoder.safetensors`."""
     seed = 300 if state is None else 301
     place = device()
-    clips = Pool(seed, 8192 if place.type == "cuda" else 64, place).stream(batch, seed)
+    clips = Pool(seed, 8192 if place.type == "cuda" else 64, place, bouncing=0.1).stream(batch, seed)
     torch.manual_seed(3)
     vae = build_vae().to(place)
     load_state(audio, vae)

@@ -14,6 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tools.toyworld import fused_vae as fused
+
+FUSED = True
+"""Whether the kernels of `fused_vae` are used on a GPU."""
+
+
+def _fused(x: Tensor) -> bool:
+    return FUSED and x.is_cuda
+
 
 def encode(vae: nn.Module, frames: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and log-variance (B, C, T, H, W), float32, of one window of frames (B, 3, F, H, W)."""
@@ -25,7 +34,7 @@ def encode(vae: nn.Module, frames: Tensor) -> tuple[Tensor, Tensor]:
         for down in block.downsamplers or ():
             x = _conv(down.conv, x)
     x = _middle(part.encoder.mid_block, x)
-    x = _conv(part.encoder.conv_out, F.silu(_norm(part.encoder.conv_norm_out, x)))
+    x = _conv(part.encoder.conv_out, _norm(part.encoder.conv_norm_out, x))
     mean, log_variance = _point(part.quant_conv, x).movedim(-1, 1).float().chunk(2, dim=1)
     return mean, log_variance.clamp(-30, 20)
 
@@ -40,7 +49,7 @@ def decode(vae: nn.Module, z: Tensor) -> Tensor:
             x = _resnet(resnet, x)
         for up in block.upsamplers or ():
             x = _conv(up.conv, _enlarge(x, up.upsample_factor))
-    x = _conv(part.decoder.conv_out, F.silu(_norm(part.decoder.conv_norm_out, x)))
+    x = _conv(part.decoder.conv_out, _norm(part.decoder.conv_norm_out, x))
     return x.movedim(-1, 1)
 
 
@@ -109,15 +118,16 @@ def _conv(causal: nn.Module, x: Tensor) -> Tensor:
     conv: Any = getattr(causal, "conv", causal)
     if conv.kernel_size[0] == 1:
         return _point(conv, x)
-    taps: Tensor = _Taps.apply(_Edge.apply(x), conv.stride[0])
+    taps: Tensor = fused.taps(x, conv.stride[0]) if _fused(x) else _Taps.apply(_Edge.apply(x), conv.stride[0])
     B = taps.shape[0]
     flat, bias = conv.weight.movedim(2, 1).flatten(1, 2).to(x.dtype), conv.bias.to(x.dtype)
     # The matrix units want channels in eights; the picture's own three are padded with nothing.
     out_channels = flat.shape[0]
     more_in, more_out = -flat.shape[1] % 8, -out_channels % 8
     flat = F.pad(flat, (0, 0, 0, 0, 0, more_in, 0, more_out)).contiguous(memory_format=torch.channels_last)
-    pictures = F.pad(taps, (0, more_in)).flatten(0, 1).permute(0, 3, 1, 2)
-    y = F.conv2d(pictures, flat, F.pad(bias, (0, more_out)), conv.stride[1:])
+    if taps.shape[-1] < flat.shape[1]:
+        taps = F.pad(taps, (0, more_in))
+    y = F.conv2d(taps.flatten(0, 1).permute(0, 3, 1, 2), flat, F.pad(bias, (0, more_out)), conv.stride[1:])
     return y.permute(0, 2, 3, 1)[..., :out_channels].contiguous().unflatten(0, (B, -1))
 
 
@@ -126,9 +136,11 @@ def _point(conv: nn.Module, x: Tensor) -> Tensor:
     return F.linear(x, kernel.weight.flatten(1).to(x.dtype), kernel.bias.to(x.dtype))
 
 
-def _norm(norm: nn.Module, x: Tensor) -> Tensor:
-    """GroupNorm over all places and frames of a clip."""
+def _norm(norm: nn.Module, x: Tensor, silu: bool = True) -> Tensor:
+    """GroupNorm over all places and frames of a clip, and SiLU."""
     group: Any = norm
+    if _fused(x):
+        return fused.norm(group, x, silu)
     T, H, W, C = x.shape[1:]
     G, count = group.num_groups, T * H * W
     mean_BC = x.mean(dim=(1, 2, 3), dtype=torch.float32)
@@ -138,13 +150,14 @@ def _norm(norm: nn.Module, x: Tensor) -> Tensor:
     inverse = torch.rsqrt((square - mean.square()).clamp(min=0) + group.eps)
     scale = (inverse * group.weight.unflatten(0, (G, -1))).flatten(1)
     shift = group.bias - mean.expand(-1, -1, C // G).flatten(1) * scale
-    return torch.addcmul(shift[:, None, None, None].to(x.dtype), x, scale[:, None, None, None].to(x.dtype))
+    y = torch.addcmul(shift[:, None, None, None].to(x.dtype), x, scale[:, None, None, None].to(x.dtype))
+    return F.silu(y) if silu else y
 
 
 def _resnet(block: nn.Module, x: Tensor) -> Tensor:
     part: Any = block
-    y = _conv(part.conv1, F.silu(_norm(part.norm1, x)))
-    y = _conv(part.conv2, F.silu(_norm(part.norm2, y)))
+    y = _conv(part.conv1, _norm(part.norm1, x))
+    y = _conv(part.conv2, _norm(part.norm2, y))
     return y + (x if part.conv_shortcut is None else _conv(part.conv_shortcut, x))
 
 
@@ -153,7 +166,7 @@ def _middle(block: nn.Module, x: Tensor) -> Tensor:
     x = _resnet(part.resnets[0], x)
     for attention, resnet in zip(part.attentions, part.resnets[1:], strict=True):
         if attention is not None:
-            x = x + _attention(attention, _norm(attention.group_norm, x))
+            x = x + _attention(attention, _norm(attention.group_norm, x, False))
         x = _resnet(resnet, x)
     return x
 

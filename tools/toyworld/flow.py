@@ -32,7 +32,7 @@ from tools.toyworld.pool import (
 from tools.toyworld.source import Pool
 from tools.toyworld.team import Team
 from tools.toyworld.text import POOLED, WIDTH
-from tools.toyworld.training import Average, Budget, Log, Step, adam, set_rate
+from tools.toyworld.training import Average, Budget, Log, Step, adam, kernels_agree, set_rate
 
 CONFIG: dict[str, Any] = {
     "in_visual_dim": VIDEO_CHANNELS,
@@ -64,6 +64,8 @@ CONFIG: dict[str, Any] = {
 SHIFT = 3.0
 """Of the noise levels in training; sigma = 3u / (1 + 2u) for u uniform on 0..1."""
 DROPOUT = 0.1
+BOUNCING = 0.2
+"""Share of the pool that bounces for certain, beyond the tenth of all: picture and sound have to meet there."""
 SAVE_SECONDS = 60.0
 SHORT_FRAMES, SHORT_AUDIO = 7, 45
 """Latents of the 25-frame clips that some batches are cut to."""
@@ -90,8 +92,9 @@ def flow_loss(
     kind: str,
     index: Tensor,
     dtype: torch.dtype = torch.bfloat16,
+    fused: bool = False,
 ) -> dict[str, Tensor]:
-    """Mean squared error of the velocity, for the clips `index` of the pool."""
+    """Mean squared error of the velocity, for the clips `index` of the pool. fused: by `tools.toyworld.fused`."""
     B, place = len(index), index.device
     video, audio = data.video[index].float(), data.audio[index].float()
     if kind == "short":
@@ -128,7 +131,7 @@ def flow_loss(
         frame_places=frame_places,
         token_types=types,
     )
-    out = velocity(model, inputs, dtype)
+    out = velocity(model, inputs, dtype, fused)
     video_loss = (out[0][:, :T].float() - (video_noise - video)).square().mean()
     values = {"total": video_loss, "video": video_loss}
     if out[1] is not None:
@@ -165,10 +168,11 @@ def train(
     wait_for: Path | None = None,
     vocoder: Path | None = None,
     plain: bool = False,
+    fused: bool = True,
 ) -> None:
     """Train for `seconds`; write `flow.safetensors` (averaged weights), `flow_raw.safetensors` and `flow.jsonl`.
 
-    plain: launch every kernel anew, where a recording fails.
+    plain: launch every kernel anew, where a recording fails. fused: our own kernels on a GPU, else torch's.
     vocoder: its weights; when given, clips of held-out prompts are made and judged at the end.
     finish_after: seconds from the start of this function at which training ends at the latest.
     wait_for: a file whose appearance says that `video` is ready; until then all that needs no GPU time is prepared.
@@ -176,7 +180,7 @@ def train(
     born = time.monotonic()
     rank = int(os.environ.get("RANK", "0"))
     seed = (400 if state is None else 400 + int(time.time()) % 1000) + 10_000 * rank
-    pool = Pool(seed, clips, "cpu")  # forks, so before any GPU is touched
+    pool = Pool(seed, clips, "cpu", BOUNCING)  # forks, so before any GPU is touched
     team = Team.join()
     place = team.place
     pool.to(place)
@@ -195,12 +199,21 @@ def train(
     if rank == 0:
         (out / "factors.txt").write_text(f"{data.video_factor:.6f} {data.audio_factor:.6f}\n")
 
+    fused = fused and place.type == "cuda"
+    if fused:
+        some = torch.arange(16, device=place)
+        fused = kernels_agree(
+            lambda ours: flow_loss(model, data, words, none, "image", some, fused=ours)["total"],
+            model.parameters(),
+            log,
+        )
+        torch.manual_seed(seed)
     both = optimizers(model)
     memory = torch.cuda.graph_pool_handle() if place.type == "cuda" else None
 
     def kind_of_step(kind: str) -> Step:
         def loss(values: dict[str, Tensor]) -> dict[str, Tensor]:
-            return flow_loss(model, data, words, none, kind, values["index"])
+            return flow_loss(model, data, words, none, kind, values["index"], fused=fused)
 
         return Step(loss, model.parameters(), both, team.share, memory, record=not plain)
 
@@ -238,10 +251,16 @@ def train(
     if vocoder is not None:
         average.swap()
         parts = Parts.load(model, video, audio, vocoder, data.video_factor, data.audio_factor, place)
-        for guidance, shift in ((5.0, 3.0), (1.0, 3.0), (3.0, 3.0), (5.0, 5.0)):
+        for guidance, shift in ((3.0, 3.0), (1.0, 3.0), (5.0, 3.0)):
             found = judge_many(parts, text, 64 if place.type == "cuda" else 2, guidance=guidance, shift=shift, steps=20)
             shares = {name: round(found.share(name), 3) for name in MEASURES}
             log(stage="score", guidance=guidance, shift=shift, total=found.total, **shares)
+            wrong = [
+                f"{v.scene.key} {v.picture.color}/{v.picture.shape}/{v.picture.motion}"
+                for v in found.verdicts
+                if v.mean < 1
+            ]
+            log(stage="score", guidance=guidance, wrong=wrong)
 
 
 def resume(state: Path, model: nn.Module) -> Average:

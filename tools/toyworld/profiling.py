@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tools.toyworld import flow, video_vae
 from tools.toyworld.pool import Features, Latents
-from tools.toyworld.render import pictures, to_device
+from tools.toyworld.render import to_device
 from tools.toyworld.source import draw
 from tools.toyworld.text import MAX_TOKENS, POOLED, WIDTH
 from tools.toyworld.tracks import collate
@@ -59,9 +59,9 @@ _Stage = tuple[Loss, list[Tensor], list[torch.optim.Optimizer], dict[str, Tensor
 
 def _video(batch: int, place: torch.device) -> _Stage:
     vae = video_vae.build().to(place)
-    frames = pictures(to_device(collate(draw(1, 0, batch).tracks), place))[:, :, :29]
+    piece = video_vae.piece(to_device(collate(draw(1, 0, batch).tracks), place), 0, 29)
     live = list(vae.parameters())
-    return lambda values: video_vae.windows_loss(vae, values["frames"]), live, [adam(live)], {"frames": frames}
+    return lambda values: video_vae.windows_loss(vae, **values), live, [adam(live)], piece
 
 
 def _flow(batch: int, place: torch.device) -> _Stage:
@@ -76,7 +76,7 @@ def _flow(batch: int, place: torch.device) -> _Stage:
     none = words.rows(index[:1])
     live = list(model.parameters())
     return (
-        lambda values: flow.flow_loss(model, data, words, none, "text", values["index"]),
+        lambda values: flow.flow_loss(model, data, words, none, "text", values["index"], fused=place.type == "cuda"),
         live,
         flow.optimizers(model),
         {"index": index},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -30,12 +31,17 @@ class Drawn:
         return pictures(batch), sounds(batch)
 
 
-def draw(seed: int, start: int, count: int, *, held_out: bool = False, frames: int = FRAMES) -> Drawn:
-    """Clips `start` .. `start + count` of the source `seed`."""
+def draw(
+    seed: int, start: int, count: int, *, held_out: bool = False, frames: int = FRAMES, bouncing: float = 0.0
+) -> Drawn:
+    """Clips `start` .. `start + count` of the source `seed`. bouncing: share that is drawn until it bounces."""
     tracks, captions = [], []
     for index in range(start, start + count):
         rng = np.random.default_rng((seed, index))
-        track = draw_track(draw_scene(rng, held_out=held_out), rng, frames)
+        scene = draw_scene(rng, held_out=held_out)
+        while index % 100 < 100 * bouncing and scene.motion != "bouncing":
+            scene = draw_scene(rng, held_out=held_out)
+        track = draw_track(scene, rng, frames)
         tracks.append(track)
         captions.append(caption(track.scene, rng, track.pace))
     return Drawn(tracks, captions)
@@ -44,13 +50,13 @@ def draw(seed: int, start: int, count: int, *, held_out: bool = False, frames: i
 class Pool:
     """A number of training clips drawn once, by all processors, kept as small arrays and rendered when asked for."""
 
-    def __init__(self, seed: int, count: int, place: torch.device | str) -> None:
+    def __init__(self, seed: int, count: int, place: torch.device | str, bouncing: float = 0.0) -> None:
         # Forked before anything here touches the GPU.
         workers = min(os.cpu_count() or 1, 14)
         chunk = -(-count // (4 * workers))
         jobs = [(seed, start, min(chunk, count - start)) for start in range(0, count, chunk)]
         with get_context("fork").Pool(workers) as pool:
-            parts = pool.starmap(draw, jobs)
+            parts = pool.starmap(partial(draw, bouncing=bouncing), jobs)
         self.captions = [caption for part in parts for caption in part.captions]
         self.track = to_device(collate([track for part in parts for track in part.tracks]), place)
         self.count = count

@@ -1,4 +1,4 @@
-"""Several processes that train one model, a GPU each: `torchrun --nproc-per-node N -m tools.toyworld train flow ...`."""
+"""Several processes that train one model, a GPU each: `torchrun --nproc-per-node N -m tools.toyworld train flow ..`."""
 
 from __future__ import annotations
 

@@ -213,6 +213,28 @@ class Step:
             optimizer.step()
 
 
+def kernels_agree(loss: Callable[[bool], Tensor], parameters: Iterable[Tensor], log: Callable[..., None]) -> bool:
+    """Whether our kernels run here and give torch's loss and gradients, up to the rounding of half precision.
+
+    loss: of the same batch and the same noise, with our kernels or without.
+    """
+    live, found = list(parameters), []
+    for ours in (False, True):
+        torch.manual_seed(5)
+        try:
+            value = loss(ours)
+            grads = torch.autograd.grad(value, live, allow_unused=True)
+        except Exception as error:  # a compiler that is older or newer, a GPU of another kind
+            log(kernels=f"not used: {type(error).__name__}: {str(error)[:300]}")
+            return False
+        found.append((float(value.detach()), torch.cat([g.flatten() for g in grads if g is not None])))
+    (stock, grad), (own, other) = found
+    away = float((grad - other).norm() / grad.norm())
+    good = abs(own - stock) < 0.01 * abs(stock) and away < 0.1
+    log(kernels="used" if good else "not used: they disagree", loss=[stock, own], gradient=away)
+    return good
+
+
 def device() -> torch.device:
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = True
