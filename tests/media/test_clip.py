@@ -69,6 +69,27 @@ def test_a_clip_that_was_not_asked_for_is_named(clip, fields, words):
         clip.check(asked(**fields))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "allowed"),
+    [
+        ("A red star stands still in silence.", True),
+        ("a red star spins silently", True),
+        ("Snow falls without a sound", True),
+        ("no sound, no colour", True),
+        ("a red star hums, without any hurry", False),
+        ("a soundproof room", False),
+    ],
+)
+def test_silence_passes_only_where_the_prompt_asks_for_it(clip, prompt, allowed):
+    silent = replace(clip, audio=clip.audio * SILENCE)
+    request = replace(asked(), request=replace(asked().request, prompt=prompt))
+    if allowed:
+        silent.check(request)
+    else:
+        with pytest.raises(ClipError, match="silent"):
+            silent.check(request)
+
+
 def test_missing_sound_is_named_only_when_it_was_asked_for(clip):
     mute = replace(clip, audio=None)
     mute.check(asked(audio=False))

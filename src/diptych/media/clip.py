@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ FLAT = 1.0
 """A clip is flat when the standard deviation of its values, over all pixels, frames and colours, is below 1 of 255."""
 SILENCE = 1e-4
 """A sound is silent when its peak is below this: 80 dB under full scale."""
+_ASKS_SILENCE = re.compile(r"\b(silen(ce|t|tly)|soundless(ly)?|noiseless(ly)?|(without|no) (a |any )?sounds?)\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Clip:
 
         Always: there are frames, the picture is not flat (`FLAT`), the sound is finite, not silent (`SILENCE`) and
         ends within one frame of the picture. Against a request: size, frames and rate are the ones asked for, and
-        there is sound exactly when it was asked for.
+        there is sound exactly when it was asked for; a prompt that speaks of silence may be answered with it.
         """
         if not len(self.frames):
             raise ClipError("the clip has no frames.")
@@ -101,7 +103,7 @@ class Clip:
                 f"below {FLAT:g})."
             )
         if self.audio is not None:
-            self._check_sound(self.audio)
+            self._check_sound(self.audio, asked is not None and bool(_ASKS_SILENCE.search(asked.request.prompt)))
 
     def _check_asked(self, asked: ResolvedRequest) -> None:
         for name, have, want in (
@@ -117,14 +119,14 @@ class Clip:
         if not asked.request.audio and self.audio is not None:
             raise ClipError("the clip has sound, but none was asked for.")
 
-    def _check_sound(self, audio: npt.NDArray[np.float32]) -> None:
+    def _check_sound(self, audio: npt.NDArray[np.float32], may_be_silent: bool) -> None:
         if not np.isfinite(audio).all():
             raise ClipError("the sound is not finite: it holds NaN or infinite samples.")
         seconds = len(audio) / self.sample_rate
         if abs(seconds - self.seconds) > 1 / self.fps:
             raise ClipError(f"the sound lasts {seconds:.3f} s and the picture {self.seconds:.3f} s.")
         peak = float(np.abs(audio).max())
-        if peak < SILENCE:
+        if peak < SILENCE and not may_be_silent:
             raise ClipError(f"the sound is silent: its peak is {peak:.1e} of full scale, below {SILENCE:g}.")
 
     def _repr_html_(self) -> str:
