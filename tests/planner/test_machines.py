@@ -36,8 +36,8 @@ def test_a_machine_is_a_count_and_a_card(text, count, card):
     [
         ("3xFOO", r"gpus = 'FOO' is not accepted: a count and a card, such as 8xH100-80; cards are t4, .*b200\.$"),
         ("2xH100-81", "the nearest card is h100-80"),
-        ("0xT4", r"gpus = '0xT4' is not accepted: 1 to 64 cards of one kind\.$"),
-        ("65xT4", "1 to 64 cards"),
+        ("0xT4", r"gpus = '0xT4' is not accepted: 1 to 16 cards of one kind, as one host has\.$"),
+        ("17xT4", "1 to 16 cards"),
         ("999999999xT4", "gpus = '999999999xT4' is not accepted"),
         ("8xH100,2xT4", "a count and a card"),
         ("", "a count and a card"),

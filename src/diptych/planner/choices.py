@@ -119,27 +119,43 @@ def plan(task: Task, machine: Machine, limits: Limits | None = None, rates: Rate
     limits = limits or Limits()
     rates = rates or Rates.of(machine.card, machine.link)
     budget = limits.budget or machine.card.usable
-    found = [
-        choice
-        for layout, replicas in _groups(task, machine, limits)
-        for choice in _ways(task, machine, limits, rates, budget, layout, replicas)
-    ]
+    found: list[Choice] = []
+    roomy: set[tuple[Layout, Precision]] = set()
+    for layout, replicas in _groups(task, machine, limits):
+        for choice in _ways(task, machine, limits, rates, budget, layout, replicas, roomy):
+            found.append(choice)
+            s = choice.setting
+            if choice.fits and (s.offload, s.modulation) == ("none", "resident"):
+                roomy.add((layout, s.precision))
     return Plan(task, machine, rates, tuple(_ranked(found)), budget)
 
 
 def layouts_of(world: int, task: Task) -> Iterator[Layout]:
     """Every layout of `world` ranks that has work for each of them."""
-    axes = [axis.name for axis in fields(Layout)]
-    sizes = [n for n in range(1, world + 1) if world % n == 0]
-    for values in product(sizes, repeat=len(axes)):
-        try:
-            layout = Layout(**dict(zip(axes, values, strict=True)))
-            if layout.world != world or (layout.cfg > 1 and not task.guided):
+    axes = ("cfg", "pipeline", "tensor", "ring", "ulysses")
+    for ranks in _factors(world, len(axes)):
+        for shard in _divisors(world):
+            try:
+                layout = Layout(**dict(zip(axes, ranks, strict=True)), shard=shard)
+                check_fit(layout, task.config)
+            except LayoutError:
                 continue
-            check_fit(layout, task.config)
-        except LayoutError:
-            continue
-        yield layout
+            if layout.cfg == 1 or task.guided:
+                yield layout
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _factors(n: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write `n` as a product of so many numbers, in order."""
+    if parts == 1:
+        yield (n,)
+        return
+    for first in _divisors(n):
+        for rest in _factors(n // first, parts - 1):
+            yield (first, *rest)
 
 
 def _groups(task: Task, machine: Machine, limits: Limits) -> Iterator[tuple[Layout, int]]:
@@ -157,14 +173,22 @@ def _groups(task: Task, machine: Machine, limits: Limits) -> Iterator[tuple[Layo
 
 
 def _ways(
-    task: Task, machine: Machine, limits: Limits, rates: Rates, budget: int, layout: Layout, replicas: int
+    task: Task,
+    machine: Machine,
+    limits: Limits,
+    rates: Rates,
+    budget: int,
+    layout: Layout,
+    replicas: int,
+    roomy: set[tuple[Layout, Precision]],
 ) -> Iterator[Choice]:
+    """roomy: with what all weights fit on the card; nothing that moves or borrows them is as fast."""
     precisions = (limits.precision,) if limits.precision else PRECISIONS if machine.card.hopper else ("exact",)
     modulations = (limits.modulation,) if limits.modulation else MODULATIONS
     offloads = (limits.offload,) if limits.offload else OFFLOADS
-    done: set[Precision] = set()
+    whole = replace(layout, shard=1)
     for precision, offload, modulation in product(precisions, offloads, modulations):
-        if precision in done:  # all is on the card: nothing that moves weights is as fast
+        if (layout, precision) in roomy or (whole, precision) in roomy:
             continue
         if offload != "none" and layout.shard > 1:
             continue  # a rank that holds a share of the weights has no other place for it
@@ -185,10 +209,7 @@ def _ways(
             shard=layout.shard,
             pipeline=layout.pipeline,
         )
-        choice = _weigh(task, machine, rates, budget, layout, replicas, setting)
-        if choice.fits and offload == "none" and modulation == "resident":
-            done.add(precision)
-        yield choice
+        yield _weigh(task, machine, rates, budget, layout, replicas, setting)
 
 
 def _weigh(
@@ -198,7 +219,8 @@ def _weigh(
     cost = fused_cost() if rates.fused else released_cost()
 
     def decode(room: int | None) -> int:
-        return _decode_peak(size.T, size.Y, size.X, room, cost)
+        usual = _decode_peak(size.T, size.Y, size.X, None, cost)
+        return usual if room is None or usual <= room else _decode_peak(size.T, size.Y, size.X, room, cost)
 
     widest = replace(size, L=max(size.L, MAX_TEXT_TOKENS))  # memory is for any prompt, seconds for a usual one
     planner = Planner(config, task.parts)
@@ -212,7 +234,7 @@ def _weigh(
         setting, first = placed.setting, placed.footprint
         room = placed.decode if decode(None) > (placed.decode or decode(None)) else None
     others = footprint(config, widest, setting, decode=decode(room), parts=task.parts, first=False)
-    tiles = plan_tiles(size.T, size.Y, size.X, room, cost)
+    tiles = _plan_tiles(size.T, size.Y, size.X, room, cost)
     seconds = clip(config, size, layout, setting, rates, task.parts, tiles)
     rounds = -(-task.clips // replicas)
     choice = Choice(
@@ -234,18 +256,19 @@ def _weigh(
     return choice
 
 
-_decode_peak = lru_cache(maxsize=512)(decode_peak)
+_decode_peak = lru_cache(maxsize=512)(decode_peak)  # asked for again with every layout
+_plan_tiles = lru_cache(maxsize=64)(plan_tiles)
 
 
 def _ranked(found: list[Choice]) -> list[Choice]:
     """What fits before what does not, exact before approximate, fast before slow; of those within `SAME` of the fastest
     among them, simple before not."""
-    ordered = sorted(found, key=lambda choice: (not choice.fits, not choice.exact, choice.total))
-    ranked: list[Choice] = []
-    while ordered:
-        lead = ordered[0]
-        alike = (c for c in ordered if (c.fits, c.exact) == (lead.fits, lead.exact))
-        near = [c for c in alike if c.total <= lead.total * (1 + SAME)]
-        ranked += sorted(near, key=lambda choice: (choice.effort, choice.total))
-        ordered = ordered[len(near) :]
-    return ranked
+    groups: list[list[Choice]] = []
+    for choice in sorted(found, key=lambda choice: (not choice.fits, not choice.exact, choice.total)):
+        lead = groups[-1][0] if groups else None
+        alike = lead is not None and (choice.fits, choice.exact) == (lead.fits, lead.exact)
+        if lead is not None and alike and choice.total <= lead.total * (1 + SAME):
+            groups[-1].append(choice)
+        else:
+            groups.append([choice])
+    return [choice for group in groups for choice in sorted(group, key=lambda choice: (choice.effort, choice.total))]

@@ -11,7 +11,8 @@ from pathlib import Path
 from diptych.errors import RequestError
 from diptych.planner.cards import GIB, Card, card_named, card_shown
 
-MAX_GPUS = 64
+MAX_GPUS = 16
+"""In one host; several hosts are planned one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ def machine_of(text: str, *, link: float | None = None) -> Machine:
         raise RequestError("gpus", text, "a count and a card, such as 8xH100-80")
     card, count = card_named(match[2]), int(match[1] or 1)
     if not 1 <= count <= MAX_GPUS:
-        raise RequestError("gpus", text, f"1 to {MAX_GPUS} cards of one kind")
+        raise RequestError("gpus", text, f"1 to {MAX_GPUS} cards of one kind, as one host has")
     return Machine(card=card, count=count, link=None if link is None else link * 1e9)
 
 
