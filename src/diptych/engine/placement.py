@@ -47,6 +47,11 @@ def parts_held(options: Options) -> Parts:
     )
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether the fused kernels and the fast decoder run on it: a GPU from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def setting_of(options: Options) -> Setting:
     """How an engine runs, as the prediction of its memory wants it told."""
     stored = (t for t in options.checkpoint["transformer"].tensors.values() if "modulation" in t.name)
@@ -56,7 +61,7 @@ def setting_of(options: Options) -> Setting:
         precision=options.precision,
         modulation=options.modulation,
         modulation_itemsize=max((t.nbytes // max(t.numel, 1) for t in stored), default=4),
-        fused=options.device.type == "cuda" and options.dtype.itemsize == 2,
+        fused=has_kernels(options.device) and options.dtype.itemsize == 2,
         offload=options.offload,
         cfg=layout.cfg,
         ulysses=layout.ulysses,
@@ -99,7 +104,7 @@ def settled(options: Options, offload: Offload | None) -> Options:
     """
     request = ClipRequest("a clip", audio=options.checkpoint.has_audio).resolve(options.checkpoint.defaults)
     size, setting = size_of(request, 1, tail=False), setting_of(options)
-    cost = fused_cost() if options.device.type == "cuda" and options.vae_dtype.itemsize == 2 else released_cost()
+    cost = fused_cost() if has_kernels(options.device) and options.vae_dtype.itemsize == 2 else released_cost()
     decode = decode_for(request, options.decode_budget, cost)
     planner = Planner(options.checkpoint.transformer, parts_held(options))
     if offload is None:
