@@ -17,7 +17,9 @@ from diptych.planner.cards import CARDS
 from diptych.planner.choices import SAME, Limits, layouts_of, plan
 from diptych.planner.draw import held
 from diptych.planner.machine import Machine, machine_of
+from diptych.planner.options import pick_bytes
 from diptych.planner.task import task_of
+from diptych.planner.tell import options_of
 from diptych.request import MAX_TEXT_TOKENS
 
 cards = st.sampled_from(sorted(CARDS))
@@ -46,6 +48,17 @@ def test_what_fits_never_exceeds_the_memory(model, card, count, geometry, clips)
     for choice in found.choices:
         assert choice.fits or choice.why
         assert choice.fits or choice not in found.fitting
+
+
+@settings(max_examples=10, deadline=None)
+@given(model=models, card=cards, count=st.integers(1, 4), tenths=st.integers(60, 1300))
+def test_the_printed_memory_is_enough_for_the_plan(model, card, count, tenths):
+    """What `--memory` is told to be, read again, gives the engine's own planner as much as was planned with."""
+    for choice in of(model, f"{count}x{card}", budget=tenths * GIB // 10 + 12_345).fitting:
+        words = options_of(choice)
+        if "--memory" in words:
+            told = pick_bytes("memory", words[words.index("--memory") + 1])
+            assert choice.first.peak <= told - slack(told) and told <= choice.budget
 
 
 @settings(max_examples=6, deadline=None)

@@ -51,8 +51,11 @@ class Card:
 
     @property
     def usable(self) -> int:
-        """Bytes that a program can allocate: less its CUDA context and 2 % that the allocator loses in gaps."""
-        return int((0.98 * self.memory - 0.5) * GIB)
+        """Bytes that a program can allocate: less its CUDA context and 2 % that the allocator loses in gaps.
+
+        Whole tenths of a GiB, so that they can be written.
+        """
+        return int((0.98 * self.memory - 0.5) * 10) * GIB // 10
 
 
 PCIE3, PCIE4, PCIE5 = 15.75, 31.5, 63.0

@@ -9,6 +9,7 @@ from diptych.codecs.tiles import fused_cost, plan_tiles, released_cost
 from diptych.memory.footprint import GIB
 from diptych.planner.choices import Choice, Plan
 from diptych.planner.cost import Forward, forward
+from diptych.planner.options import pick_bytes
 
 
 def forward_of(plan: Plan, choice: Choice) -> Forward:
@@ -52,8 +53,14 @@ def options_of(choice: Choice) -> list[str]:
     if s.offload != "none":
         options += ["--offload", s.offload]
     if s.offload == "block" or s.chunks > 1 or choice.tiled:
-        options += ["--memory", f"{int(choice.budget / GIB * 10) / 10:g}GiB"]
+        options += ["--memory", _size(choice.budget)]
     return options
+
+
+def _size(budget: int) -> str:
+    """A size that is read as no more than `budget`."""
+    short = f"{budget / GIB:.4g}GiB"
+    return short if (pick_bytes("memory", short) or 0) <= budget else f"{budget}B"
 
 
 def command_of(plan: Plan, choice: Choice) -> str:
