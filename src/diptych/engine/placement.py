@@ -275,8 +275,9 @@ class Placement:
         room = self._room()
         if self.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
-        for mode in OFFLOADS[OFFLOADS.index(setting.offload) :]:
+        too_much = self.plan is not None and self.plan.footprint.peak > room
+        for mode in OFFLOADS[OFFLOADS.index(setting.offload) + (not too_much) :] or OFFLOADS[-1:]:
             least = self.planner.least(size, replace(setting, offload=mode), decode)
-            if least <= room and (mode != setting.offload or (self.options.memory or room + 1) > least):
+            if least <= room and least < (self.options.memory or room):
                 return f"--offload {mode} --memory {shown(least).replace(' ', '')} would fit."
         return f"The least that would do is {shown(least)} with --offload {mode}; or ask for a smaller clip."
