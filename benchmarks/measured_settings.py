@@ -2,14 +2,15 @@
 
     python benchmarks/measured_settings.py RESULT.json CARD [--dry]
 
-RESULT.json: what benchmarks/offload_run.py or benchmarks/multi_gpu.py wrote, kept under benchmarks/results; CARD: as
-`diptych plan --gpus` names it, such as h200. Settings that are listed already from this file are replaced. Afterwards
-docs/planning.md is written anew. `--dry` only prints.
+RESULT.json: what offload_run.py, h200_run.py or multi_gpu.py wrote, or several of them under their names, kept
+under benchmarks/results; CARD: as `diptych plan --gpus` names it, such as h200. Settings that are listed already from
+this file are replaced. Afterwards docs/planning.md is written anew. `--dry` only prints.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,29 @@ def of_offload(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
         yield f"decode, {label}", base | {"what": "decode", "model": "pro", "decode_budget": budget} | _taken(told)
 
 
+def of_h200_run(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """Forwards with all modulation weights on the card, decodes, and clips of distilled models."""
+    base = COMMON | {"geometry": "864x480x125", "modulation": "resident"}
+    for model in ("pro", "lite"):
+        for label, precision in (("bf16", "exact"), ("fp8 products and attention", "fp8")):
+            told = result.get(model, {}).get(label)
+            if isinstance(told, dict) and told.get("seconds"):
+                found = {"seconds": statistics.median(told["seconds"]), "peak_gib": told["peak GiB"]}
+                yield f"{model}, {label}", base | {"what": "forward", "model": model, "precision": precision} | found
+    told = result.get("decode", {})
+    if "diptych" in told:
+        found = {"seconds": told["diptych"], "peak_gib": told["diptych peak GiB"]}
+        yield "decode", base | {"what": "decode", "model": "pro"} | found
+    if "within 6 GiB, peak GiB" in told:
+        found = {"seconds": told["within 6 GiB"][1], "peak_gib": told["within 6 GiB, peak GiB"]}
+        yield "decode within 6 GiB", base | {"what": "decode", "model": "pro", "decode_budget": 6 * GIB} | found
+    for section, model in (("clip", "pro-distill"), ("clip_lite", "lite-distill")):
+        told = result.get(section, {})
+        if "clip s" in told:
+            found = {"precision": told["precision"], "seconds": told["clip s"], "peak_gib": None}
+            yield section, base | {"what": "clip", "model": model} | found
+
+
 def of_multi_gpu(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     """Steps and whole clips under layouts."""
     base = COMMON | {"geometry": "864x480x125", "modulation": "resident"}
@@ -63,6 +87,17 @@ def of_multi_gpu(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
                 yield f"{ranks} ranks, {model}, {label}", row | found
 
 
+def settings(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """All settings of a file: (where in it, setting)."""
+    kinds = {"offload": of_offload, "h200_run": of_h200_run, "multi_gpu": of_multi_gpu}
+    parts = {name: result[name] for name in kinds if isinstance(result.get(name), dict)}
+    if not parts:
+        name = "multi_gpu" if "worlds" in result else "offload" if "host" in result else "h200_run"
+        yield from kinds[name](result)
+    for name, part in parts.items():
+        yield from ((f"{name}, {where}", row) for where, row in kinds[name](part))
+
+
 def _rows(section: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(section, dict):
         yield from ((label, told) for label, told in section.items() if isinstance(told, dict) and "first" in told)
@@ -75,7 +110,7 @@ def _taken(told: dict[str, Any]) -> Row:
 def main() -> None:
     file, card = Path(sys.argv[1]), card_named(sys.argv[2], "CARD")
     result = json.loads(file.read_text())
-    found = of_multi_gpu(result) if "worlds" in result else of_offload(result)
+    found = list(settings(result))
     rows = [{"card": card.name, **row, "source": f"{file.name}, {where}"} for where, row in found]
     for row in rows:
         seconds, held = planning_document.predicted(row)

@@ -40,6 +40,7 @@ def test_every_measured_setting_says_where_it_is_from():
 
 
 OFFLOAD = {
+    "host": {},
     "geometry": "864x480x125",
     "pro": {
         "modulation parked in": 1.0,
@@ -65,7 +66,20 @@ MULTI_GPU = {
 }
 
 
-@pytest.mark.parametrize(("name", "result", "lines"), [("offload", OFFLOAD, 4), ("multi", MULTI_GPU, 3)])
+H200_RUN = {
+    "pro": {"bf16": {"seconds": [7.0], "peak GiB": 67.8}, "fp8 products and attention": {"failed": "no"}},
+    "decode": {"diptych": 2.5, "diptych peak GiB": 9.2, "within 6 GiB": [22, 2.7], "within 6 GiB, peak GiB": 5.4},
+    "clip": {"precision": "fp8", "clip s": 50.0},
+}
+RESULTS = [
+    ("offload", OFFLOAD, 4),
+    ("multi", MULTI_GPU, 3),
+    ("run", H200_RUN, 4),
+    ("several", {"offload": OFFLOAD, "h200_run": H200_RUN, "machine": {}}, 8),
+]
+
+
+@pytest.mark.parametrize(("name", "result", "lines"), RESULTS)
 def test_results_of_the_benchmarks_become_settings(tmp_path, name, result, lines):
     """What failed or was left out is passed over; what is no setting is too."""
     file = tmp_path / f"{name}.json"
@@ -76,7 +90,7 @@ def test_results_of_the_benchmarks_become_settings(tmp_path, name, result, lines
     told = done.stdout.splitlines()
     assert len(told) == lines, done.stdout
     assert all(" s " in line and "%" in line for line in told)
-    if name == "offload":
-        assert any(line.startswith("pro, block, 20 GiB") and "19.50 GiB" in line for line in told)
-    else:
+    if name in ("offload", "several"):
+        assert any("pro, block, 20 GiB" in line and "19.50 GiB" in line for line in told)
+    elif name == "multi":
         assert any(line.startswith("2 ranks, lite, fp8, cfg=2") and "GiB" not in line for line in told)

@@ -21,9 +21,9 @@ WARMUP = 2
 """Steps that PipeFusion computes whole unless it is told otherwise."""
 TEMPLATE = 129
 """Tokens of the template around a prompt."""
-DECODE_OPERATIONS, DECODE_BYTES, DECODE_HOST = 17.2e6, 11.2e3, 8.0e-9
+DECODE_OPERATIONS, DECODE_BYTES, DECODE_HOST = 17.2e6, 11.2e3, 6.6e-9
 """Of one decoded pixel: operations of the convolutions (at the rate of linear layers), bytes of what lies between them,
-seconds on the host; fitted to 2.57 s for 175 frames of 864x480 in windows, of them 1.75 and 0.24 on the device."""
+seconds on the host; fitted to 2.47 s for 175 frames of 864x480 in windows, of them 1.75 and 0.24 on the device."""
 
 
 PLAIN_DECODE = 3.56

@@ -16,10 +16,10 @@ from diptych.planner.cards import Card
 MEASURED = ("h200",)
 """Cards whose shares were measured; h100-80 has the same chip with slower memory."""
 
-LINEAR, LINEAR_FP8 = 0.722, 0.779
-ATTENTION = {128: 0.684, 64: 0.543}
+LINEAR, LINEAR_FP8 = 0.71, 0.77
+ATTENTION = {128: 0.668, 64: 0.53}
 """FlashAttention-3 on Hopper, by head size."""
-ATTENTION_FP8 = {128: 0.441, 64: 0.327}
+ATTENTION_FP8 = {128: 0.433, 64: 0.327}
 """The same in fp8, its quantisation counted as element-wise work."""
 FLASH = {128: 0.632, 64: 0.50}
 """cuDNN on an H200; the head size of 64 by the ratio of FlashAttention-3. For every card that is no Hopper."""
@@ -35,8 +35,8 @@ SHORT = 0.375
 """Of the copy rate, for attention with one short side, which costs its bytes."""
 LAUNCH = 0.5e-3
 """Seconds a fused block's kernels wait to be started, which no rate explains."""
-LINK, BUS, PEER = 0.8, 0.8, 0.5
-"""Of NVLink, of PCIe to the host, of PCIe to another card: assumed, not measured."""
+LINK, BUS, PEER = 0.8, 0.78, 0.5
+"""Of NVLink, assumed; of PCIe to the host, measured into page-locked memory (49 GB/s); of PCIe to another card, assumed."""
 LOCKED = 8e9
 """Bytes a second from memory that is not page-locked: assumed."""
 
