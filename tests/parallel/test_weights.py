@@ -99,6 +99,14 @@ def test_fp8_is_as_near_to_exact_as_on_one_rank(layout, ranks, tiny_base, jobs, 
         assert furthest(results[0], alone) < 1e-4
 
 
+@pytest.mark.parametrize("offload", ["model", "block"])
+def test_parts_of_layers_wait_in_host_memory_as_whole_ones_do(offload, ranks, tiny_base, jobs):
+    more = {"offload": offload, "modulation": "tables" if offload == "block" else "resident"}
+    alone = work.latents(str(tiny_base), "single", jobs[0], {})
+    for of_rank in ranks(2)(work.latents, str(tiny_base), "tensor=2", jobs[0], more):
+        assert np.abs(of_rank - alone).max() <= 2e-5
+
+
 CONFIG = replace(
     TINY, model_dim=320, ff_dim=1280, model_dim_a=160, ff_dim_a=640, num_visual_blocks=12, num_text_blocks=1
 )

@@ -136,3 +136,12 @@ def groups(text: str) -> tuple[list[int], list[int], tuple[int, ...], list[int]]
     ranks_of = torch.distributed.get_process_group_ranks
     named = [[] if g.size == 1 else ranks_of(_resolve_process_group(g.name)) for g in (split.tensor, split.spread)]
     return *named, split.lanes, [] if split.shard is None else split.shard.mesh.tolist()
+
+
+def latents(folder: str, text: str, ready: Job, more: dict[str, Any]) -> np.ndarray:
+    """The finished video latents of a job, as this rank has them."""
+    layout = Layout.parse(text)
+    parts = load(folder, layout, torch.distributed.get_rank() if layout.world > 1 else 0, **more)
+    runner = Runner(parts, alone() if layout.world == 1 else sharing_for(layout, CPU))
+    parts.placement.prepare(ready.resolved, 1, tail=False, cache=None)
+    return runner.denoise(ready, Stages()).latents.video.numpy()
