@@ -36,7 +36,7 @@ SHORT = 0.375
 LAUNCH = 0.5e-3
 """Seconds a fused block's kernels wait to be started, which no rate explains."""
 LINK, BUS, PEER = 0.8, 0.78, 0.5
-"""Of NVLink, assumed; of PCIe to the host, measured into page-locked memory (49 GB/s); of PCIe to another card, assumed."""
+"""Of NVLink, assumed; of PCIe to the host, measured (49 GB/s into page-locked memory); of PCIe to a card, assumed."""
 LOCKED = 8e9
 """Bytes a second from memory that is not page-locked: assumed."""
 
