@@ -19,6 +19,7 @@ from diptych.engine.stages import Stages
 from diptych.engine.team import Team
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel import Layout
+from diptych.parallel.weights import WeightSplit
 from diptych.request import ClipRequest
 
 CPU = torch.device("cpu")
@@ -31,7 +32,8 @@ def clips(folder: str, layout: str, offloads: list[Any], request: ClipRequest) -
     for offload in offloads:
         options = Options(Checkpoint.open(folder), plan, CPU, torch.float32, timedelta(seconds=60))
         options = settled(options, offload)
-        parts = Components.load(options, CPU, first=dist.get_rank() == 0)
+        split = WeightSplit.of(plan, "cpu")
+        parts = Components.load(options, CPU, first=dist.get_rank() == 0, split=split)
         team = Team(Runner(parts, sharing_for(plan, CPU), dist.get_rank()), dist.group.WORLD)
         made = team.generate(take_batch([request], parts.options.checkpoint.defaults), Stages(), lambda: False)
         guest = parts.placement.visiting.get("transformer")

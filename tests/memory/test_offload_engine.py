@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import numpy as np
 import offload_work as work
@@ -11,10 +12,13 @@ import torch
 from PIL import Image
 
 from diptych.engine.engine import Engine
+from diptych.engine.options import Options
 from diptych.engine.order import take_batch
-from diptych.engine.placement import STAGES
+from diptych.engine.placement import STAGES, loading
 from diptych.errors import Cancelled, DeviceMemoryError, RequestError
 from diptych.memory.footprint import SOUND_WORK
+from diptych.model.checkpoint import Checkpoint
+from diptych.parallel import Layout
 from diptych.request import ClipRequest
 
 SMALL = {"width": 48, "height": 32, "frames": 9, "steps": 3, "seed": 7}
@@ -73,7 +77,7 @@ def test_a_distilled_checkpoint(tiny_distilled):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("layout", ["ulysses=2", "cfg=2"])
+@pytest.mark.parametrize("layout", ["ulysses=2", "cfg=2", "tensor=2"])
 def test_every_rank_streams_its_own(tiny_base, ranks, layout):
     """The pool's ranks: the same bits as without offload, on the same layout."""
     of_ranks = ranks(2)(work.clips, str(tiny_base), layout, ["none", "block", "model"], RED)
@@ -190,3 +194,14 @@ def test_what_it_names_as_fitting_fits(tiny_base):
         words = placement._advice().split()
     options = {"offload": words[1], "memory": words[3]}
     assert clip(tiny_base, **options).report["memory"]["offload"] == words[1]
+
+
+def test_weights_that_find_no_room_say_so(tiny_base):
+    checkpoint = Checkpoint.open(tiny_base)
+    options = Options(checkpoint, Layout(), torch.device("cpu"), torch.float32, timedelta(seconds=9))
+    with pytest.raises(DeviceMemoryError) as error, loading(options, torch.device("cuda", 1)):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    weights = sum(part.parameters for part in checkpoint.components.values()) * 4 / (1 << 20)
+    told = str(error.value)
+    assert told.startswith("cuda:1 ran out of memory while weights were loaded: ") and "--offload model keeps" in told
+    assert float(told.split("loaded: ")[1].split(" MiB")[0]) == pytest.approx(weights, rel=0.2)

@@ -13,7 +13,7 @@ from diptych.codecs.text import TextEncoder
 from diptych.codecs.vae_fast import FastDecoder, fuse
 from diptych.codecs.video import decode_cost
 from diptych.engine.options import DTYPES, Options
-from diptych.engine.placement import Placement
+from diptych.engine.placement import Placement, loading
 from diptych.engine.progress import OnProgress
 from diptych.engine.stages import Stages
 from diptych.memory.fp8 import quantise
@@ -84,7 +84,7 @@ class Components:
         sizes = {n: checkpoint[n].nbytes for n in names if n in checkpoint.components}
         total = sum(sizes.values())
         stages = Stages(on_progress)
-        with stages.stage("load", max(total // _MIB, 1)) as advance:
+        with stages.stage("load", max(total // _MIB, 1)) as advance, loading(options, device):
             before = 0
 
             def on_bytes(done: int, _: int) -> None:

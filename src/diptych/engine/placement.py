@@ -15,7 +15,7 @@ from diptych.codecs.tiles import TileCost, TilePlan, decode_peak, fused_cost, pl
 from diptych.engine.options import Options
 from diptych.errors import DeviceMemoryError, RequestError
 from diptych.memory.budget import OFFLOADS, Decode, Plan, Planner, shown, slack
-from diptych.memory.footprint import GIB, Offload, Parts, Setting, Size
+from diptych.memory.footprint import GIB, Offload, Parts, Setting, Size, transformer_weights
 from diptych.memory.offload import Offloaded
 from diptych.planner.task import parts_of
 from diptych.request import ClipRequest, ResolvedRequest
@@ -128,6 +128,20 @@ def settled(options: Options, offload: Offload | None) -> Options:
         told = f"{need / GIB:.1f} GiB of weights would wait in host memory, and {free / GIB:.1f} GiB are free"
         raise RequestError("offload", offload, told)
     return options
+
+
+@contextmanager
+def loading(options: Options, device: torch.device) -> Iterator[None]:
+    """Raises `DeviceMemoryError` where the weights find no room, with the offload mode that needs less."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        weights = transformer_weights(options.checkpoint.transformer, setting_of(options)).total
+        weights += parts_held(options).total
+        text = f"{device} ran out of memory while weights were loaded: {shown(weights)} is what all of them take"
+        less = OFFLOADS[OFFLOADS.index(options.offload) + 1 :]
+        advice = f"; --offload {less[0]} keeps them in host memory." if less else ", on a device that others use too."
+        raise DeviceMemoryError(text + advice) from error
 
 
 def host_free() -> int | None:
