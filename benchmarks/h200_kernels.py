@@ -111,10 +111,14 @@ def fp8_parts() -> dict[str, Any]:
         q, k, v = randn(1, S, H, K), randn(1, S, H, K), randn(1, S, H, K)
         rope = rope_1d(S, K, DEVICE)
         q, k = plain.norm_rotate(q, randn(K), rope), plain.norm_rotate(k, randn(K), rope)
-        scaled_q, scaled_k = fp8_attention.quantise(q, smooth=False), fp8_attention.quantise(k, smooth=True)
+        scaled_q = fp8_attention.quantise(q, smooth=False, rotate=True)
+        scaled_k = fp8_attention.quantise(k, smooth=True, rotate=True)
         scaled_v = fp8_attention.quantise(v, smooth=False)
         label = f"{H} heads of {K}"
-        out[f"{label}: quantise one"] = ms(lambda: fp8_attention.quantise(k, smooth=True))
+        for rotate in (False, True):
+            out[f"{label}: quantise one{', rotated' * rotate}"] = ms(
+                lambda: fp8_attention.quantise(k, smooth=True, rotate=rotate)
+            )
         if DEVICE.type == "cuda":
             scales = {"q_descale": scaled_q.scale, "k_descale": scaled_k.scale, "v_descale": scaled_v.scale}
             out[f"{label}: kernel"] = ms(

@@ -70,10 +70,17 @@ CASES = {
     ),
     "scaled": (
         attention._scaled,
-        {"x_ptr": HALF, "centre_ptr": WIDE, "scale_ptr": WIDE, "out_ptr": FP8}
+        {"x_ptr": HALF, "centre_ptr": WIDE, "scale_ptr": WIDE, "signs_ptr": WIDE, "out_ptr": FP8}
         | integers("batch_stride token_stride S"),
-        {"H": 32, "K": 128, "ROWS": 64},
+        {"H": 32, "K": 128, "ROTATE": False, "ROWS": 64},
         4,
+    ),
+    "scaled and rotated": (
+        attention._scaled,
+        {"x_ptr": HALF, "centre_ptr": WIDE, "scale_ptr": WIDE, "signs_ptr": HALF, "out_ptr": FP8}
+        | integers("batch_stride token_stride S"),
+        {"H": 32, "K": 128, "ROTATE": True, "ROWS": 128},
+        8,
     ),
     "moments": (
         group_norm._moments,

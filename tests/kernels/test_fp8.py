@@ -132,6 +132,46 @@ def test_statistics_and_scaling_of_an_attention_input():
     same_fp8(got, want)
 
 
+@pytest.mark.parametrize("smooth", [False, True])
+def test_a_rotated_attention_input(smooth):
+    """Turned back it is the input within its rounding, and the kernel turns as its twin does."""
+    x = draw(1, 70, 3, 32)
+    values, scale, centre = fp8_attention.quantise(x.cpu().float(), smooth=smooth, rotate=True)
+    back = (values.float() * scale[:, None, :, None]) @ fp8_attention.signs(32, torch.device("cpu")).float().T / 32**0.5
+    assert relative(back + centre[:, None], x.cpu()) < ROUNDING / 2
+    turn = fp8_attention.signs(32, DEVICE).to(HALF)
+    got = scaled(x, centre.to(DEVICE), (scale * 32**0.5).to(DEVICE), turn)
+    differing = (got.cpu().float() != values.float()).float().mean()
+    assert differing < 0.05
+    wide = got.cpu().float() * scale[:, None, :, None]
+    torch.testing.assert_close(wide, values.float() * scale[:, None, :, None], rtol=0.5, atol=1e-2)
+
+
+@pytest.mark.parametrize("K", [16, 64, 128])
+def test_a_rotation_is_one_and_spreads_what_channels_share(K):
+    turn = fp8_attention.signs(K, torch.device("cpu")).float() / K**0.5
+    torch.testing.assert_close(turn @ turn.T, torch.eye(K))
+    spread = (torch.ones(K) @ turn).abs()
+    assert spread.max() <= 2**0.5 + 1e-6, "of a constant no channel holds much more than another"
+
+
+def test_a_rotation_spares_what_few_large_channels_decide():
+    """A channel twenty times the others: its rounding alone decides where a query looks; turned, it is spread."""
+    large = torch.ones(64)
+    large[0] = 20
+    q, k = (F.rms_norm(torch.randn(1, 200, 2, 64) * large, (64,)) for _ in range(2))
+
+    def error(rotate: bool) -> float:
+        scores = [
+            (s.values.float() * s.scale[:, None, :, None]).transpose(1, 2)
+            for s in (fp8_attention.quantise(x, smooth=False, rotate=rotate) for x in (q, k))
+        ]
+        exact = q.transpose(1, 2) @ k.transpose(1, 2).mT
+        return relative(scores[0] @ scores[1].mT, exact)
+
+    assert error(True) < error(False)
+
+
 def test_smoothing_takes_off_what_softmax_cannot_see():
     """Keys far from zero: rounded as they are, fp8 loses the differences; smoothed, it keeps them."""
     q, k, v = draw(1, 40, 2, 64), draw(1, 50, 2, 64) + 100 * draw(1, 1, 2, 64), draw(1, 50, 2, 64)

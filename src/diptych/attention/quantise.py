@@ -39,8 +39,8 @@ def _statistics(
 
 @triton.jit(do_not_specialize=["S"])
 def _scaled(
-    x_ptr, centre_ptr, scale_ptr, out_ptr, batch_stride, token_stride, S,
-    H: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    x_ptr, centre_ptr, scale_ptr, signs_ptr, out_ptr, batch_stride, token_stride, S,
+    H: tl.constexpr, K: tl.constexpr, ROTATE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     chunk, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channels = tl.arange(0, K)
@@ -53,7 +53,11 @@ def _scaled(
         mask=inside,
         other=0.0,
     )
-    values = (x.to(tl.float32) - centre) * (1.0 / scale)
+    values = x.to(tl.float32) - centre
+    if ROTATE:
+        signs = tl.load(signs_ptr + channels[:, None] * K + channels[None, :])
+        values = tl.dot(values.to(signs.dtype), signs)
+    values = values * (1.0 / scale)
     values = tl.minimum(tl.maximum(values, -448.0), 448.0)
     out = out_ptr + ((b * S + token)[:, None] * H + head) * K + channels[None, :]
     tl.store(out, values.to(tl.float8e4nv), mask=inside)
@@ -71,13 +75,15 @@ def statistics(x_BSHK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return parts[0].amin(0), parts[1].amax(0), parts[2].sum(0)
 
 
-def scaled(x_BSHK: Tensor, centre_BHK: Tensor, scale_BH: Tensor) -> Tensor:
-    """(x - centre) / scale in e4m3, contiguous."""
+def scaled(x_BSHK: Tensor, centre_BHK: Tensor, scale_BH: Tensor, signs_KK: Tensor | None = None) -> Tensor:
+    """(x - centre) / scale in e4m3, contiguous; with `signs_KK`, 1 and -1, first multiplied by them."""
     B, S, H, K = x_BSHK.shape
     out = torch.empty((B, S, H, K), dtype=torch.float8_e4m3fn, device=x_BSHK.device)
-    rows = 64
+    rows, warps = (64, 4) if signs_KK is None else (128, 8)
+    centre_BHK = centre_BHK.contiguous()
     _scaled[(triton.cdiv(S, rows), H, B)](
-        x_BSHK, centre_BHK.contiguous(), scale_BH.contiguous(), out, x_BSHK.stride(0), x_BSHK.stride(1), S,
-        H=H, K=K, ROWS=rows, num_warps=4,
+        x_BSHK, centre_BHK, scale_BH.contiguous(), centre_BHK if signs_KK is None else signs_KK, out,
+        x_BSHK.stride(0), x_BSHK.stride(1), S,
+        H=H, K=K, ROTATE=signs_KK is not None, ROWS=rows, num_warps=warps,
     )  # fmt: skip
     return out
