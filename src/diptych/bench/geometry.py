@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from diptych.memory.fp8 import quantise
 from diptych.model.config import TransformerConfig
+from diptych.model.loading import place_plain
 from diptych.model.transformer import Transformer
+from diptych.parallel.shards import Shards
+from diptych.parallel.tensor import split_model
+from diptych.parallel.weights import WeightSplit
 from diptych.planner.geometry import MODELS as MODELS
 from diptych.planner.geometry import TEXT_TOKENS as TEXT_TOKENS
 from diptych.planner.geometry import Geometry as Geometry
@@ -17,32 +22,47 @@ from diptych.planner.geometry import config_named as config_named
 
 
 def random_transformer(
-    config: TransformerConfig, device: torch.device, dtype: torch.dtype, seed: int = 0
+    config: TransformerConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    *,
+    split: WeightSplit | None = None,
+    fp8: bool = False,
 ) -> Transformer:
     """A transformer of these shapes with random weights, drawn on `device`, in the dtypes of the released files.
 
     Matrix products keep the scale of what passes through; gates and modulations are far from zero, so that the sixty
     blocks of a random Pro still say something. Modulation is float32 in base models and `dtype` in distilled ones.
+    split: this rank's part of the same weights; all ranks call it together. fp8: quantised tensor by tensor.
     """
     with torch.device("meta"):
+        shapes = {name: tuple(parameter.shape) for name, parameter in Transformer(config).named_parameters()}
         model = Transformer(config)
+        split = split or WeightSplit()
+        cuts = split_model(model, split)
+        if fp8:
+            quantise(model)
+    shards = None if split.shard is None else Shards(model, split.shard, cuts)
+    cuts, place = (cuts, place_plain) if shards is None else (shards.cuts, shards.place)
+    here = set(model.state_dict())
     generator = torch.Generator(device).manual_seed(seed)
     modulation = dtype if config.grid > 1 else torch.float32
-    for name, parameter in list(model.named_parameters()):
+    for name, shape in shapes.items():
         kept = torch.float32 if "_embeddings." in name else modulation if "modulation" in name else dtype
-        value = torch.empty(parameter.shape, device=device, dtype=kept)
+        value = torch.empty(shape, device=device, dtype=kept)
         if name.endswith("norm.weight"):
             value.normal_(1.0, 0.1, generator=generator)
         else:
-            fan_in = parameter.shape[-1] if parameter.ndim > 1 else 400
+            fan_in = shape[-1] if len(shape) > 1 else 400
             value.normal_(0.0, (0.2 if "modulation" in name else 1.0) / fan_in**0.5, generator=generator)
-        _replace(model, name, value)
+        if name in here:
+            for dim, start, stop in cuts.get(name, ()):
+                value = value.narrow(dim, start, stop - start)
+            place(model, name, value.clone() if name in cuts else value)
+    if shards is not None:
+        shards.ready()
     return model.eval().requires_grad_(False)
-
-
-def _replace(model: nn.Module, name: str, value: Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(path), leaf, nn.Parameter(value, requires_grad=False))
 
 
 @dataclass(frozen=True)
