@@ -40,7 +40,7 @@ def test_true_clips_score_full_marks() -> None:
         assert result.share(name) == 1.0, name
         assert result.count(name) > 0
     assert result.total == 1.0
-    assert result.reached
+    assert not result.missed
     assert "100.0 %" in result.table()
     assert result.to_dict()["measures"]["shape"] == {"share": 1.0, "clips": len(asked)}
 

@@ -40,6 +40,11 @@ def main() -> None:
     export.add_argument("folder", type=Path)
     export.add_argument("--weights", type=Path, required=True, help="folder with the stages' weights")
 
+    reference = commands.add_parser("reference", help="clips that start from a picture, measured")
+    reference.add_argument("--model", default="demo")
+    reference.add_argument("--count", type=int, default=16)
+    reference.add_argument("--json", type=Path, help="write all figures")
+
     preview = commands.add_parser("preview", help="draw a picture of some clips of the training set")
     preview.add_argument("picture", type=Path, nargs="?", default=Path("toyworld.png"))
     preview.add_argument("--seed", type=int, default=1)
@@ -60,6 +65,10 @@ def main() -> None:
         from tools.toyworld.export import export as make
 
         print(make(options.folder, options.weights))
+    elif options.command == "reference":
+        from tools.toyworld.reference import reference as held
+
+        print(held(options.model, options.count, options.json))
     else:
         from tools.toyworld.preview import preview as show
 

@@ -39,12 +39,15 @@ OnClip = Callable[[int, int, "Verdict"], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One clip: of each measure the share that is right, 0 to 1, or `None` where the prompt asks for none."""
+    """One clip: of each measure the share that is right, 0 to 1, or `None` where the prompt asks for none.
+
+    picture: what was read from the pixels; `None` of a clip that could not be made.
+    """
 
     scene: Scene
     prompt: str
     seed: int
-    picture: PictureReading
+    picture: PictureReading | None
     shares: dict[str, float | None]
 
     @property
@@ -73,18 +76,23 @@ class Score:
         return float(np.nanmean([self.share(name) for name, (_, goal) in MEASURES.items() if goal is not None]))
 
     @property
-    def reached(self) -> bool:
-        return all(self.share(name) >= goal for name, (_, goal) in MEASURES.items() if goal is not None)
+    def missed(self) -> list[str]:
+        """The measures, of those that any prompt asked for, that stay below their goals."""
+        goals = {name: goal for name, (_, goal) in MEASURES.items() if goal is not None and self.count(name)}
+        return [name for name, goal in goals.items() if self.share(name) < goal]
 
     def to_dict(self) -> dict[str, Any]:
-        rows = {name: {"share": self.share(name), "clips": self.count(name)} for name in MEASURES}
-        return {"clips": len(self.verdicts), "total": self.total, "measures": rows}
+        """JSON values; a measure that no prompt asked for has the share `None`."""
+        rows = {n: {"share": self.share(n) if self.count(n) else None, "clips": self.count(n)} for n in MEASURES}
+        clips = [{"prompt": v.prompt, "seed": v.seed, "scene": v.scene.key, "shares": v.shares} for v in self.verdicts]
+        return {"clips": len(self.verdicts), "total": self.total, "measures": rows, "verdicts": clips}
 
     def table(self) -> str:
         lines = [f"{'measure':32}{'right':>8}{'goal':>8}{'clips':>8}"]
         for name, (text, goal) in MEASURES.items():
             wanted = f"{100 * goal:6.0f} %" if goal is not None else ""
-            lines.append(f"{text:32}{100 * self.share(name):6.1f} %{wanted:>8}{self.count(name):8}")
+            share = f"{100 * self.share(name):6.1f} %" if self.count(name) else f"{'-':>8}"
+            lines.append(f"{text:32}{share}{wanted:>8}{self.count(name):8}")
         lines.append(f"{'mean of those with a goal':32}{100 * self.total:6.1f} %{'':8}{len(self.verdicts):8}")
         return "\n".join(lines)
 
@@ -128,6 +136,16 @@ def judge(scene: Scene, clip: Clip, prompt: str = "", seed: int = 0) -> Verdict:
         if scene.sound == "knock":
             shares["bounce"] = bounce_share(picture.contacts, sound.onsets * clip.fps)
     return Verdict(scene, prompt, seed, picture, shares)
+
+
+def failed(scene: Scene, prompt: str = "", seed: int = 0) -> Verdict:
+    """Of a clip that was not made: all is wrong that the prompt asks for."""
+    shares: dict[str, float | None] = dict.fromkeys(MEASURES, 0.0)
+    if scene.sound == "silent":
+        shares["pitch"] = None
+    if scene.sound != "knock":
+        shares["bounce"] = None
+    return Verdict(scene, prompt, seed, None, shares)
 
 
 def pitch_error(scene: Scene, picture: PictureReading, sound: SoundReading, fps: float) -> float:

@@ -19,6 +19,7 @@ from diptych.cli.display import visible
 from diptych.cli.doctor import doctor
 from diptych.cli.generate import generate
 from diptych.cli.plan import plan
+from diptych.cli.score import score
 from diptych.cli.serve import CONTEXT, serve
 from diptych.cli.show import show
 from diptych.cli.trace import trace
@@ -38,6 +39,7 @@ app.command()(trace)
 app.command()(calibrate)
 app.command()(compare)
 app.command()(tune)
+app.command()(score)
 app.command()(plan)
 app.command()(doctor)
 app.command()(demo)
