@@ -74,3 +74,23 @@ def test_many_rows_in_one_program(monkeypatch):
     same(adaln.scale_shift(x, shift, scale), plain.scale_shift(x, shift, scale))
     q, weight, rope = draw(1, 11, 3, 16), draw(16), rope_1d(11, 16, DEVICE)
     same(rotate.norm_rotate(q, weight, rope), plain.norm_rotate(q, weight, rope))
+
+
+def test_what_is_its_own_is_written_over_with_the_same_bits():
+    gate, shift, scale = draw(1, 3 * 80, dtype=torch.float32).chunk(3, dim=-1)
+    y, weight, rope = draw(1, 6, 80), draw(16), rope_1d(6, 16, DEVICE)
+    calls = [
+        (lambda x, own: (adaln.gated(x, y, gate, own=own),), (80,), 1),
+        (lambda x, own: adaln.gated_scale_shift(x, y, gate, shift, scale, own=own), (80,), 1),
+        (lambda x, own: adaln.gated_scale_shift_rows(x, y, gate, shift, scale, own=own), (80,), 1),
+        (lambda q, own: (rotate.norm_rotate(q, weight, rope, own=own),), (5, 16), 1),
+        (lambda q, k, own: rotate.norm_rotate_pair(q, k, weight, weight, rope, own=own), (5, 16), 2),
+    ]
+    for call, shape, count in calls:
+        inputs = [draw(1, 6, *shape) for _ in range(count)]
+        given = [x.clone() for x in inputs]
+        want = call(*given, own=False)
+        assert all(torch.equal(x, before) for x, before in zip(given, inputs, strict=True))
+        got = call(*given, own=True)
+        for x, result, expected in zip(given, got, want, strict=False):
+            assert result.data_ptr() == x.data_ptr() and torch.equal(result, expected)
