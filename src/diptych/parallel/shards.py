@@ -32,7 +32,7 @@ class Shards:
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh, cuts: Mapping[str, Sequence[Cut]]) -> None:
-        self.model, self.mesh = model, mesh
+        self.model, self.mesh = model.requires_grad_(False), mesh
         self.cuts: Cuts = {name: list(of) for name, of in cuts.items()}
         self._scales: list[Fp8Linear] = []
         towers = [block for tower in model.text_towers for block in tower]
