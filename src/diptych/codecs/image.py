@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL.Image import Image
 from torch import Tensor
 
@@ -51,6 +50,9 @@ def sample_first_frame(
     vae: Any, moments: Tensor, generator: torch.Generator, noise_dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """`encode_image`, from the moments on."""
+    # Imported here, because all of diffusers' models come along, and that takes seconds.
+    from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
     posterior = DiagonalGaussianDistribution(moments)
     noise = torch.randn(posterior.mean.shape, generator=generator, dtype=noise_dtype).to(posterior.mean.device)
     latents_BCTYX = (posterior.mean + posterior.std * noise) * vae.config.scaling_factor
