@@ -1,6 +1,7 @@
 """Offload on one GPU: what each setting takes under a cap of the allocator, and what it costs beside resident weights.
 
-    python benchmarks/offload_run.py OUT.json [--sections lite,text,decode,pro,fp8] [--seconds 240] [--brief] [--quick]
+    python benchmarks/offload_run.py OUT.json [--sections engine,lite,text,decode,pro,fp8] [--seconds 240] [--brief]
+        [--quick]
 
 Random weights at the released sizes, 864x480, 125 frames (`--quick`: toy sizes, on any device). Each setting is planned
 by `diptych.memory.budget` for its cap, the cap is put on torch's allocator, and two forwards run: the first brings the
@@ -318,7 +319,43 @@ def decode() -> dict[str, Any]:
     return result
 
 
+def engine() -> dict[str, Any]:
+    """Whole clips of the tiny checkpoint in an engine: every mode beside none, to the bit."""
+    from tempfile import TemporaryDirectory
+
+    from diptych import ClipRequest, Engine
+    from diptych.model.tiny import write_tiny
+
+    request = ClipRequest("a red circle", width=256, height=192, frames=17, steps=3, seed=7)
+    modes: dict[str, dict[str, Any]] = {
+        "none": {},  # the first: the others are held against it
+        "model": {"offload": "model"},
+        "model, tables": {"offload": "model", "modulation": "tables"},
+        "block": {"offload": "block"},
+        "block, 2 GiB": {"offload": "block", "memory": "2GiB"},
+    }
+    result: dict[str, Any] = {}
+    want: list[Any] = []
+    with TemporaryDirectory() as folder:
+        checkpoint = write_tiny(Path(folder) / "tiny")
+        for name, options in modes.items():
+            with Engine.load(checkpoint, device=str(DEVICE), **options) as made:
+                clips = [made.generate(request) for _ in range(2)]
+            assert clips[0] is not None and clips[1] is not None
+            want = want or clips
+            result[name] = {
+                "seconds": sum(clips[1].report["seconds"].values()),
+                "equal": [
+                    bool((a.frames == b.frames).all() and (a.audio == b.audio).all())
+                    for a, b in zip(clips, want, strict=True)
+                ],
+                "memory": clips[1].report["memory"],
+            }
+    return result
+
+
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "engine": engine,
     "lite": lambda: transformer(
         "lite", {"model, 10 GiB": (10.0, {"offload": "model"}), "block, 4 GiB": (4.0, {"offload": "block"})}, False
     ),

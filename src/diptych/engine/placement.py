@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -214,7 +215,9 @@ class Placement:
                 self._load(name)
             yield
         except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(self._shortage(stage, error)) from error
+            told = self._shortage(stage)
+            traceback.clear_frames(error.__traceback__)  # they hold what filled the device
+            raise DeviceMemoryError(told) from error
         finally:
             for guest in guests:
                 guest.drop()
@@ -229,9 +232,9 @@ class Placement:
         extra = sum(self.visiting[name].host_bytes for name in coming if name in self.visiting)
         if phases["denoise"].peak + extra <= self._room():
             for name in coming:
-                self._load(name)
+                self._load(name, ahead=True)
 
-    def _load(self, name: str) -> None:
+    def _load(self, name: str, *, ahead: bool = False) -> None:
         guest = self.visiting.get(name)
         if guest is None:
             return
@@ -241,7 +244,7 @@ class Placement:
             resident = setting.resident
         if setting is not None and name == "language" and setting.language_streamed:
             resident = 0
-        guest.load(resident)
+        guest.load(resident, ahead=ahead)
 
     def _room(self) -> int:
         if self.options.memory is not None:
@@ -268,7 +271,7 @@ class Placement:
             told["peak"] = torch.cuda.max_memory_allocated(self.device)
         return told
 
-    def _shortage(self, stage: str, error: torch.OutOfMemoryError) -> str:
+    def _shortage(self, stage: str) -> str:
         """What was predicted and used, and what needs less."""
         phase = "picture" if stage == "image" else stage
         predicted = self.plan.footprint.phases[phase].peak if self.plan and phase in self.plan.footprint.phases else 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _ALIGN = 256
-_PIECE, _THREADS = 256 << 20, 16
+_PIECE, _THREADS = 32 << 20, 16
 """Host memory is touched in pieces of so many bytes, by so many threads."""
 
 

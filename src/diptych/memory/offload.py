@@ -39,8 +39,8 @@ class Offloaded:
 
     layers: submodules of `module`; their weights may be read in their own forward only, unless all of them stay.
     leave_out: submodules whose weights are none of this one's business. on_drop: called when the device is freed, for
-    what a module has made of its weights. host: memory to use, as `host_bytes` makes it; by default its own,
-    page-locked where the device is a GPU.
+    what a module has made of its weights. host: memory to use, as `host_bytes` makes it; by default a piece for each
+    layer, page-locked where the device is a GPU, so that no more than one layer is ever in host memory twice.
     """
 
     def __init__(
@@ -58,11 +58,10 @@ class Offloaded:
         inside = {id(part) for layer in self.layers for part in layer.modules()}
         self._packed = [Packed(_parts(layer, passed_over)) for layer in self.layers]
         self._outer = Packed(_parts(module, passed_over | inside))
-        if host is None:
-            host = host_bytes(self.host_bytes, page_locked=device.type == "cuda")
         start = 0
         for packed in (self._outer, *self._packed):
-            packed.pack(host[start:])
+            own = host_bytes(packed.nbytes, page_locked=device.type == "cuda") if host is None else host[start:]
+            packed.pack(own)
             start += packed.nbytes
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._outer_room: _Room | None = None
@@ -99,34 +98,37 @@ class Offloaded:
         rooms = [*self._stay.values(), *self._slots]
         return sum(room.bytes.numel() for room in rooms) + (self._outer_room.bytes.numel() if self._outer_room else 0)
 
-    def load(self, resident: int | None = None) -> None:
-        """Start bringing weights in; None: all layers stay. Nothing happens if they are there in this way already.
+    def load(self, resident: int | None = None, *, ahead: bool = False) -> None:
+        """Bring weights in; None: all layers stay. What is there in this way already is not moved.
 
-        On a GPU this returns at once, and whatever is called next waits for the weights it reads, and for no more.
+        On a GPU this returns at once, and what is queued next waits for the outer part; each layer that streams waits
+        for its own weights. ahead: nothing waits, until this is called again without it.
         """
         count = len(self.layers)
         stay = count if resident is None or resident + SLOTS >= count else max(resident, 0)
         streamed = [n for n in range(count) if (n + 1) * (count - stay) // count > n * (count - stay) // count]
-        if self._outer_room is not None and streamed == self._streamed:
-            return
-        self.drop()
+        if self._outer_room is None or streamed != self._streamed:
+            self.drop()
+            self._begin(streamed)
+        if not ahead:
+            for room in (self._outer_room, *(() if streamed else self._stay.values())):
+                assert room is not None
+                self._wait(room)
+
+    def _begin(self, streamed: list[int]) -> None:
         self._streamed = streamed
         self._outer_room = self._room(self._outer.nbytes)
         self._fetch(self._outer, 0, self._outer_room)
-        self._wait(self._outer_room)
         self._outer.attach(self._outer_room.bytes)
         self._slots = [self._room(self.layer_bytes) for _ in range(SLOTS if streamed else 0)]
-        ahead = set(streamed[:SLOTS])
-        for index in range(count):
-            if index in ahead:
+        first = streamed[:SLOTS]
+        for index in range(len(self.layers)):
+            if index in first:
                 self._fetch(self._packed[index], index, self._slots[streamed.index(index)])
             elif index not in streamed:
                 room = self._stay[index] = self._room(self._packed[index].nbytes)
                 self._fetch(self._packed[index], index, room)
                 self._packed[index].attach(room.bytes)
-        if not streamed:
-            for room in self._stay.values():
-                self._wait(room)
 
     def drop(self) -> None:
         """Free the device; what still runs there is waited for."""
