@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from diptych.memory.footprint import GIB, RELEASED, Setting, Size, activations, 
 from diptych.memory.tables import is_modulation
 from diptych.model.config import LITE, PRO, TINY
 
+ROOT = Path(__file__).parents[2]
 CLIP = Size(T=32, Y=60, X=108, A=225, L=200, lanes=2, steps=50)
 LONG = Size(T=61, Y=90, X=160, A=432, L=1024, lanes=2, steps=50)
 BUDGETS = [2, 4, 6, 6.5, 8, 10, 12, 14.5, 20, 24, 32, 34, 40, 48, 72, 80, 100, 140]
@@ -40,10 +43,37 @@ def test_weights_are_counted_to_the_byte(config, precision):
     assert weights.total == sum(bytes_of.values())
 
 
-def test_what_was_measured_on_an_h200_is_what_is_predicted():
-    """benchmarks/results: 31.62 GiB allocated after quantising Pro without modulation, inputs and tables included."""
-    weights = transformer_weights(PRO, Setting(precision="fp8", modulation="tables"))
-    assert (weights.total - weights.modulation) / GIB == pytest.approx(31.62, rel=0.01)
+def measured(section: str, label: str) -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / "offload-2026-11-30.json").read_text())[section][label]
+
+
+@pytest.mark.parametrize(
+    ("section", "label", "config", "changes"),
+    [
+        ("pro", "block, 20 GiB", PRO, {"offload": "block"}),
+        ("pro", "block, 14.5 GiB, 8 chunks", PRO, {"offload": "block", "chunks": 8}),
+        ("fp8", "block, 32 GiB", PRO, {"offload": "block", "precision": "fp8"}),
+        ("lite", "model, 10 GiB", LITE, {"offload": "model"}),
+    ],
+)
+def test_an_h200_took_no_more_than_predicted_and_at_most_five_percent_less(section, label, config, changes):
+    took = measured(section, label)
+    size = Size(T=32, Y=60, X=108, A=230, L=200)
+    plan = Planner(config, RELEASED).plan(
+        size, Setting(modulation="tables", **changes), lambda budget: 0, int(took["cap GiB"] * GIB)
+    )
+    assert plan.setting.chunks == took["chunks"]
+    if plan.setting.offload == "block":
+        assert plan.setting.resident == took["resident blocks"]
+    predicted = plan.footprint.phases["denoise"].peak / GIB
+    assert took["allocated GiB"] <= predicted <= 1.05 * took["allocated GiB"]
+    assert took["reserved GiB"] <= took["cap GiB"]
+
+
+def test_host_memory_is_what_was_predicted():
+    for section, config, precision in (("pro", PRO, "exact"), ("fp8", PRO, "fp8"), ("lite", LITE, "exact")):
+        weights = transformer_weights(config, Setting(precision=precision))
+        assert (weights.total - weights.modulation) / GIB == pytest.approx(measured(section, "host")["GiB"], rel=1e-3)
 
 
 @pytest.mark.parametrize("offload", OFFLOADS)
@@ -143,3 +173,25 @@ def test_what_would_do_does():
 
 def test_sizes_are_told_as_a_person_says_them():
     assert [shown(n) for n in (14 * GIB + GIB // 2, GIB, GIB // 2)] == ["14.5 GiB", "1.0 GiB", "512 MiB"]
+
+
+def test_the_document_tells_what_the_code_computes():
+    """docs/memory.md: least budgets, and the weights they are made of."""
+    text = (ROOT / "docs" / "memory.md").read_text()
+    rows = {"Pro": (PRO, "exact"), "Pro, fp8": (PRO, "fp8"), "Lite": (LITE, "exact")}
+    for name, (config, precision) in rows.items():
+        modulation = "tables" if precision == "fp8" else "resident"
+        setting = Setting(precision=precision, modulation=modulation)
+        planner = Planner(config, RELEASED)
+        least = [planner.least(CLIP, replace(setting, offload=mode), decode) / GIB for mode in OFFLOADS]
+        assert f"| {name} | " + " | ".join(f"{n:.1f}" for n in least) + " |" in text
+    pro, lite, small = (
+        transformer_weights(config, Setting(precision=precision))
+        for config, precision in ((PRO, "exact"), (LITE, "exact"), (PRO, "fp8"))
+    )
+    told = [f"| {pro.outer / GIB:.2f} | {lite.outer / GIB:.2f} |"]
+    told += [f"| 60 x {pro.block / GIB:.3f} (fp8: {small.block / GIB:.3f}) | 32 x {lite.block / GIB:.3f} |"]
+    told += [f"| {pro.modulation / GIB:.1f} | {lite.modulation / GIB:.1f} |"]
+    host = [Planner(c, RELEASED).plan(CLIP, Setting(offload="block"), decode, None).footprint.host for c in (PRO, LITE)]
+    told += [f"{host[0] / GIB:.1f} GiB for Pro", f"{host[1] / GIB:.1f} GiB for Lite"]
+    assert [part for part in told if part not in text] == []

@@ -1,1 +1,1 @@
-"""Placement: offload, quantisation, modulation tables."""
+"""Placement: offload, budgets, quantisation, modulation tables."""
