@@ -300,7 +300,7 @@ def test_names_that_are_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=r"^lite-destil is no folder here .*; did you mean lite-distill\?$"):
         Checkpoint.open("lite-destil")
-    with pytest.raises(CheckpointError, match=r"known names are pro, pro-distill, .*lite-pretrain$"):
+    with pytest.raises(CheckpointError, match=r"known names are demo, pro, pro-distill, .*lite-pretrain$"):
         Checkpoint.open("/no/such/folder")
     with pytest.raises(CheckpointError, match=r"does not exist$"):
         Checkpoint.open(Path("/no/such/folder"))

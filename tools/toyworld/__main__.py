@@ -45,6 +45,16 @@ def main() -> None:
     reference.add_argument("--count", type=int, default=16)
     reference.add_argument("--json", type=Path, help="write all figures")
 
+    gallery = commands.add_parser("gallery", help="make clips of held-out prompts and draw them")
+    gallery.add_argument("folder", type=Path)
+    gallery.add_argument("--model", default="demo")
+    gallery.add_argument("--count", type=int, default=12)
+    gallery.add_argument("--seed", type=int, default=0)
+
+    curves = commands.add_parser("curves", help="draw what training logged")
+    curves.add_argument("picture", type=Path)
+    curves.add_argument("logs", type=Path, nargs="+")
+
     preview = commands.add_parser("preview", help="draw a picture of some clips of the training set")
     preview.add_argument("picture", type=Path, nargs="?", default=Path("toyworld.png"))
     preview.add_argument("--seed", type=int, default=1)
@@ -69,6 +79,14 @@ def main() -> None:
         from tools.toyworld.reference import reference as held
 
         print(held(options.model, options.count, options.json))
+    elif options.command == "gallery":
+        from tools.toyworld.gallery import gallery as look
+
+        print(*look(options.folder, options.model, options.count, options.seed))
+    elif options.command == "curves":
+        from tools.toyworld.gallery import curves as plot
+
+        print(plot(options.picture, options.logs))
     else:
         from tools.toyworld.preview import preview as show
 

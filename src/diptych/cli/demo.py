@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,20 +25,13 @@ def demo(
     from diptych.engine.engine import Engine
     from diptych.media.files import check_apart, check_writable
     from diptych.media.sheets import contact_sheet, save_png
-    from diptych.model.catalogue import BUILT_IN
-    from diptych.model.tiny import write_tiny
 
     check_writable(output)
     check_writable(sheet)
     check_apart(output, sheet)
-    with stoppable(), Display(quiet=quiet) as display, tempfile.TemporaryDirectory(prefix="diptych-") as folder:
-        request = ClipRequest(prompt, seed=seed)
-        model: str | Path = "demo"
-        if not BUILT_IN.is_dir():
-            display.say("No trained model is built in yet: the weights are random, and the clip is noise.")
-            model = write_tiny(folder)
-            request = replace(request, width=128, height=80, frames=49, steps=20)
-        with Engine.load(model, on_progress=display) as engine:
+    request = ClipRequest(prompt, seed=seed)
+    with stoppable(), Display(quiet=quiet) as display:
+        with Engine.load("demo", on_progress=display) as engine:
             clip = engine.generate(request, on_step=display)
         if clip is not None:
             clip.save(output)

@@ -50,8 +50,9 @@ def hub_id(name: str) -> str:
         return CATALOGUE[name.lower()]
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
         return name
-    near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
-    hint = f"did you mean {near[0]}?" if near else "known names are " + ", ".join(CATALOGUE)
+    known = ("demo", *CATALOGUE)
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "known names are " + ", ".join(known)
     raise CheckpointError(f"{name} is no folder here and no name of a checkpoint; {hint}")
 
 

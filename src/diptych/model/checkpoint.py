@@ -46,7 +46,7 @@ class Checkpoint:
         weights: bool = True,
         on_bytes: OnBytes | None = None,
     ) -> Checkpoint:
-        """Open a local folder, a catalogue name such as `lite-distill`, or a hub id.
+        """Open a local folder, a catalogue name such as `lite-distill`, a hub id, or `demo`, the model in the package.
 
         revision: commit, branch or tag on the hub. weights: `False` reads only headers of what is not in the cache,
         to look at a checkpoint without downloading it. on_bytes: told bytes done and in all during a download.
@@ -60,11 +60,14 @@ class Checkpoint:
         except (OSError, RuntimeError) as error:  # too long, behind a closed door, the home of nobody
             why = getattr(error, "strerror", None) or error
             raise CheckpointError(f"{name[:80]} cannot be opened: {why}") from None
-        if name == "demo" and not there:
+        if name_or_path == "demo":
             path = name_or_path = BUILT_IN
             there = path.is_dir()
             if not there:
-                raise CheckpointError("no small model is built in yet; name a checkpoint, such as lite-distill")
+                raise CheckpointError(
+                    "the small model is missing from this installation; install diptych again, or name a checkpoint, "
+                    "such as lite-distill"
+                )
         if name.lower() not in CATALOGUE and (isinstance(name_or_path, Path) or there):
             if revision is not None:
                 raise CheckpointError(f"revision = {revision} is for the hub; {name} is a local folder")
