@@ -123,14 +123,14 @@ def larger(tmp_path_factory):
     return folder, sum(parameter.nbytes for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("layout", "parts"), [("tensor=2", 2), ("ulysses=2,shard=2", 2), ("ring=3,shard=3", 3)])
-def test_a_rank_reads_and_holds_its_part_and_one_tensor(layout, parts, ranks, larger):
+@pytest.mark.parametrize("layout", ["tensor=2", "ulysses=2,shard=2"])
+def test_a_rank_reads_and_holds_its_part_and_one_tensor(layout, ranks, larger):
     folder, whole = larger
     slack, outside = 10 << 20, 3 << 20  # FSDP2's own objects take 8 MB for 450 tensors, whatever their size
     parsed = Layout.parse(layout)
     predicted = transformer_weights(CONFIG, Setting(itemsize=4, tensor=parsed.tensor, shard=parsed.shard)).total
     for rank in ranks(Layout.parse(layout).world)(work.memory, str(folder), layout, seconds=240):
-        assert rank["of transformer"] <= whole / parts + outside
+        assert rank["of transformer"] <= whole / 2 + outside
         assert rank["of transformer"] == pytest.approx(predicted, rel=0.01)
         assert rank["read"] <= rank["of transformer"] + rank["largest"]
         assert rank["kept"] <= rank["loading"] + slack
