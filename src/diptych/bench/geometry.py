@@ -12,7 +12,6 @@ from diptych.memory.fp8 import quantise
 from diptych.model.config import TransformerConfig
 from diptych.model.loading import place_plain
 from diptych.model.transformer import Transformer
-from diptych.parallel.shards import Shards
 from diptych.parallel.tensor import split_model
 from diptych.parallel.weights import WeightSplit
 from diptych.planner.geometry import MODELS as MODELS
@@ -43,8 +42,12 @@ def random_transformer(
         cuts = split_model(model, split)
         if fp8:
             quantise(model)
-    shards = None if split.shard is None else Shards(model, split.shard, cuts)
-    cuts, place = (cuts, place_plain) if shards is None else (shards.cuts, shards.place)
+    shards, place = None, place_plain
+    if split.shard is not None:
+        from diptych.parallel.shards import Shards
+
+        shards = Shards(model, split.shard, cuts)
+        cuts, place = shards.cuts, shards.place
     here = set(model.state_dict())
     generator = torch.Generator(device).manual_seed(seed)
     modulation = dtype if config.grid > 1 else torch.float32

@@ -30,7 +30,6 @@ from diptych.model.components import (
 )
 from diptych.model.loading import load_transformer, place_at
 from diptych.model.transformer import Transformer
-from diptych.parallel.shards import Shards
 from diptych.parallel.stages import stage_blocks
 from diptych.parallel.tensor import split_model
 from diptych.parallel.weights import WeightSplit
@@ -98,7 +97,11 @@ class Components:
                 cuts = split_model(transformer, split)
                 if options.precision == "fp8":
                     quantise(transformer)
-            shards = None if split.shard is None else Shards(transformer, split.shard, cuts)
+            shards = None
+            if split.shard is not None:
+                from diptych.parallel.shards import Shards
+
+                shards = Shards(transformer, split.shard, cuts)
             load_transformer(
                 transformer,
                 checkpoint,
@@ -125,7 +128,8 @@ class Components:
                 visiting["vae"] = Offloaded(vae, device, on_drop=release)
             if not first:
                 return cls(options, device, placement, transformer.eval(), checkpoint.scheduler, vae=vae)
-            language = load_text_encoder(checkpoint, home, dtype, on_bytes)
+            form = None if options.text_precision == "exact" else options.text_precision
+            language = load_text_encoder(checkpoint, device, dtype, on_bytes, form=form, home=home)
             before += sizes["text_encoder"]
             clip = load_clip(checkpoint, home, torch.float32, on_bytes)
             before += sizes["text_encoder_2"]
@@ -154,6 +158,7 @@ class Components:
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "dtype": names[self.options.dtype],
             "precision": self.options.precision + (f":{self.options.exact_steps}" if self.options.exact_steps else ""),
+            "text_precision": self.options.text_precision,
             "modulation": self.options.modulation,
             "offload": self.options.offload,
             "diptych": __version__,

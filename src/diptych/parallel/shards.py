@@ -1,7 +1,8 @@
 """Weights of the blocks in pieces on several ranks: FSDP2 gathers a block before it runs, and the next one meanwhile.
 
 Nothing of the arithmetic changes. Modulations are left out: their results are gathered instead (`parallel.tensor`), and
-all outside the blocks, which is small, is on every rank.
+all outside the blocks, which is small, is on every rank. FSDP2 takes a second to import, so only who needs this module
+imports it, with the weights.
 """
 
 from __future__ import annotations
