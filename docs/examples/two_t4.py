@@ -24,7 +24,6 @@ from diptych.codecs.video import decode_cost, decode_video, lend_decoder
 from diptych.engine.sharing import sharing_for
 from diptych.errors import ClipError, RequestError
 from diptych.media.clip import Clip
-from diptych.media.mp4 import write
 from diptych.memory.footprint import GIB, Parts, Phase, Setting, Size, footprint
 from diptych.model import components
 from diptych.model.checkpoint import Checkpoint
@@ -91,7 +90,7 @@ def main(arguments: list[str] | None = None) -> Clip | None:
         sound = make_sound(checkpoint, request, latents, device)
     clip = Clip(frames[0], None if sound is None else sound[0], request.fps)
     clip.check(request)
-    write(options.output, clip)
+    clip.save(options.output)
     return clip
 
 
