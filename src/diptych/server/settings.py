@@ -46,7 +46,7 @@ class Settings(BaseSettings):
         extra="forbid",
     )
 
-    checkpoint: str = Field("", description="folder or hub id of a Diffusers-layout checkpoint")
+    checkpoint: str = Field("demo", description="folder, hub id or name; default: the small model in the package")
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
     host: str = Field("127.0.0.1", description="address to listen on")
