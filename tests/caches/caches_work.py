@@ -29,6 +29,7 @@ CACHES = {
     "magcache": "magcache:0.2,2,0.2",
     "navicache": "navicache:0.6,align=3",
     "firstblock": "firstblock:0.45,2,0.2",
+    "cachedit": "cachedit:0.45,2,0.2",
     "taylor": "taylor:2,2,0.2",
     "teacache": "teacache:0.9,3,0.2",
 }

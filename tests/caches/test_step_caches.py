@@ -71,7 +71,7 @@ def test_a_predicted_forward_runs_only_what_it_needs(name, tiny_base, engine):
     assert 0 < computed < total
     assert counts["last block"] == computed
     runs = {"first block": computed, "tower": computed, "audio tower": computed, "head": total, "time": total}
-    if name == "firstblock":
+    if name in ("firstblock", "cachedit"):
         runs |= {"first block": total, "tower": total, "audio tower": total}
     if name == "navicache":
         runs |= {"head": computed, "time": computed}
@@ -83,7 +83,17 @@ def test_a_predicted_forward_runs_only_what_it_needs(name, tiny_base, engine):
 
 
 @pytest.mark.parametrize(
-    "text", ["firstblock:0", "navicache:0,align=1", "taylor:1,0", "magcache:0", "teacache:0", "record"]
+    "text",
+    [
+        "firstblock:0",
+        "cachedit:0",
+        "cachedit:,0,front=2,order=1",
+        "navicache:0,align=1",
+        "taylor:1,0",
+        "magcache:0",
+        "teacache:0",
+        "record",
+    ],
 )
 def test_a_cache_that_predicts_nothing_is_exact_to_the_bit(text, engine, exact):
     clip = engine.generate(REQUEST, cache=text)

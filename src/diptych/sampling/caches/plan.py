@@ -11,6 +11,7 @@ from diptych.model.config import PRO
 from diptych.parallel.agreement import Agreement
 from diptych.request import ResolvedRequest
 from diptych.sampling.caches.base import Known, Run, StepCache
+from diptych.sampling.caches.cachedit import CacheDiTSettings
 from diptych.sampling.caches.calibration import Calibration, published
 from diptych.sampling.caches.spec import Settings, describe, parse
 
@@ -27,12 +28,14 @@ class CachePlan:
 
     @classmethod
     def of(cls, text: str, checkpoint: Checkpoint) -> CachePlan:
-        """Raises `RequestError` for a cache that does not exist, or a distilled checkpoint."""
+        """Raises `RequestError` for a cache that does not exist or cannot run here, or a distilled checkpoint."""
         settings = parse(text)
         if checkpoint.distilled:
             raise RequestError(
                 "cache", text, "a distilled checkpoint takes few steps, each far from the last, and caches none of them"
             )
+        if isinstance(settings, CacheDiTSettings):
+            settings.check(checkpoint.transformer.num_visual_blocks)
         found = Calibration.find(checkpoint.fingerprint) if settings.needs else None
         calibrations = [] if found is None else [found]
         if checkpoint.transformer == PRO:

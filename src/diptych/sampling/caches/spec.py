@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, cast
 
 from diptych.errors import RequestError
 from diptych.sampling.caches.base import Run, StepCache
+from diptych.sampling.caches.cachedit import CacheDiTSettings
 from diptych.sampling.caches.firstblock import FirstBlockSettings
 from diptych.sampling.caches.magcache import MagCacheSettings
 from diptych.sampling.caches.navicache import NaviCacheSettings
@@ -31,6 +32,7 @@ CACHES: dict[str, type[Settings]] = {
         MagCacheSettings,
         NaviCacheSettings,
         FirstBlockSettings,
+        CacheDiTSettings,
         TaylorSettings,
         TeaCacheSettings,
         RecordSettings,
@@ -43,6 +45,8 @@ _RANGES = {
     "retention": (0.0, 1.0),
     "align": (1, 1000),
     "last": (0, 1000),
+    "front": (1, 1000),
+    "back": (0, 1000),
     "order": (0, 3),
 }
 
