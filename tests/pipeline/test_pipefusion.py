@@ -7,7 +7,7 @@ import torch
 from pipe_work import MODEL, Case, piped, plain, simulated
 
 from diptych.attention import Group, Place
-from diptych.memory.footprint import Setting, Size, activations
+from diptych.memory.footprint import Setting, Size, footprint
 from diptych.parallel import Layout
 from diptych.parallel.patches import PatchShard
 
@@ -41,15 +41,17 @@ def test_the_staleness_is_that_of_one_process(layout: str, expected, ranks) -> N
             assert rank["held"] == rank["own"], "a stage holds other blocks than its own"
 
 
-@pytest.mark.parametrize("layout", ["pipeline=2", "pipeline=2,ulysses=2"])
-def test_what_is_kept_is_what_is_predicted(layout: str, ranks) -> None:
-    """By the stage with the most blocks, 3 of 5; its ranks share the tokens, or the heads."""
-    case = CASES["sound, guided"]
+@pytest.mark.parametrize("text", ["pipeline=2", "pipeline=2,ulysses=2", "cfg=2,pipeline=2"])
+def test_what_is_kept_is_what_is_predicted(text: str, ranks) -> None:
+    """By the stage with the most blocks, 3 of 5, of one pass where two halves have one each; its ranks share the
+    tokens, or the heads."""
+    case, layout = CASES["sound, guided"], Layout.parse(text)
     T, Y, X = case.grid
     size = Size(T=T, Y=Y, X=X, A=case.audio, lanes=2)
-    with_, without = (activations(MODEL, size, Setting(itemsize=4, pipeline=n))["sampler"] for n in (2, 1))
-    kept = [rank["kept"] for rank in ranks(Layout.parse(layout).world)(piped, layout, case)]
-    assert sum(kept[: len(kept) // 2]) == with_ - without
+    settings = [Setting(itemsize=4, cfg=layout.cfg, pipeline=stages) for stages in (2, 1)]
+    with_, without = (footprint(MODEL, size, setting, decode=0).phases["denoise"].work for setting in settings)
+    kept = [rank["kept"] for rank in ranks(layout.world)(piped, text, case)]
+    assert sum(kept[: layout.world // layout.cfg // layout.pipeline]) == with_ - without
 
 
 def test_guidance_on_two_halves(expected, ranks) -> None:

@@ -98,8 +98,7 @@ class Setting:
     in distilled ones). fused: whether the element-wise kernels run (half precision, Ampere or newer).
     resident: fused blocks that stay with `offload="block"`; two more are always in flight. language_streamed: the
     language model too comes layer by layer. chunks: parts in which the feed-forward on video tokens runs.
-    cfg, sequence, tensor, shard, pipeline: ranks that split the passes of guidance, tokens, each product, the stored
-    weights, the blocks.
+    cfg, ulysses, ring, tensor, shard, pipeline: the layout.
     kept: tensors of the size of the video stream that a step cache holds.
     """
 
@@ -205,7 +204,7 @@ def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict
 
     `attention`, `feed_forward`: in units of one video stream u = B s D itemsize, with n the normed input of a product
     (u, or half of it in fp8 of a 2-byte dtype): attention u + n + q, k, v + output; feed-forward u + n + inner + u.
-    `sampler`: latents, velocities, modulations and rotary tables, and what PipeFusion keeps, all there all the while.
+    `sampler`: latents, velocities, modulations and rotary tables, all there all the while.
     """
     c = config
     tokens = -(-size.tokens // setting.sequence) * size.batch
@@ -238,9 +237,6 @@ def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict
     cells = size.batch * size.T * size.Y * size.X
     sampler = 4 * cells * (4 * c.in_visual_dim + c.visual_in + 4 * c.out_visual_dim)
     sampler += 4 * size.tokens * c.head_dim + modulation_bytes(config) * size.batch * tables_held(size, setting)
-    if setting.pipeline > 1:  # keys and values of every token, for its own attention and for the sound's
-        blocks = -(-c.num_visual_blocks // setting.pipeline)
-        sampler += blocks * size.lanes * 2 * tokens * (c.model_dim + c.model_dim_a) * setting.itemsize
     return {"attention": attention + side, "feed_forward": feed_forward + side, "sampler": sampler}
 
 
@@ -258,7 +254,8 @@ def kept_keys(config: TransformerConfig, size: Size, setting: Setting) -> int:
         return 0
     held = -(-config.num_visual_blocks // setting.pipeline) * -(-size.lanes // setting.cfg)
     own = -(-size.tokens // setting.sequence) * size.batch
-    return held * 2 * own * (config.model_dim + config.model_dim_a) * setting.itemsize
+    heads = -(-config.heads // setting.tensor) + -(-config.heads_a // setting.tensor)
+    return held * 2 * own * heads * config.head_dim * setting.itemsize
 
 
 def tables_held(size: Size, setting: Setting) -> int:
