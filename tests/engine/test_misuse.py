@@ -43,6 +43,12 @@ def test_options_of_another_kind_are_refused_by_name(tiny_base, name, value):
         Engine.load(tiny_base, **({"device": "cpu"} | {name: value}))
 
 
+@pytest.mark.parametrize("name", ["layout", "dtype", "precision", "modulation", "offload", "memory", "decode_memory"])
+def test_a_typing_error_is_refused_before_a_checkpoint_is_fetched(name):
+    with pytest.raises(UserError, match=f"{name} .*'lots'"):
+        Engine.load("./no such checkpoint", device="cpu", **{name: "lots"})
+
+
 def test_a_folder_of_traces_that_cannot_be_is_refused_before_a_weight_is_read(tiny_base):
     told = []
     with pytest.raises(MediaError, match="is not a folder"):

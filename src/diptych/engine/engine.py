@@ -139,38 +139,39 @@ class Engine:
         if not isinstance(step_timeout, int | float) or not 0 < step_timeout <= MAX_STEP_TIMEOUT:
             raise RequestError("step_timeout", step_timeout, f"seconds above 0, at most {MAX_STEP_TIMEOUT:,.0f}")
         joined = _torchrun_world()
-        if plan is not None:  # before a checkpoint is fetched
+        # What needs no checkpoint is refused before one is fetched.
+        if plan is not None:
             check_ranks(plan, where, joined)
         kind, exact_steps = pick_precision(precision, where, working)
+        fixed, mode = pick_modulation(modulation), pick_offload(offload)
+        budget, for_decoding = pick_bytes("memory", memory), pick_bytes("decode_memory", decode_memory)
+        folder = None if trace is None else Path(trace).absolute()
+        if folder is not None:
+            check_folder(folder)
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
         if plan is None:
-            mode, budget = pick_offload(offload), pick_bytes("memory", memory)
-            limits = Limits(precision=kind, modulation=pick_modulation(modulation), offload=mode, budget=budget)
+            limits = Limits(precision=kind, modulation=fixed, offload=mode, budget=budget)
             plan = chosen_layout(checkpoint, where, joined, limits)
             check_ranks(plan, where, joined)
         check_fit(plan, checkpoint.transformer)
         chosen = pick_cache(cache, checkpoint)
         pipe = pick_pipefusion(pipefusion, plan)
         check_cache(chosen, plan)
-        folder = None
-        if trace is not None:
-            folder = Path(trace).absolute()
-            check_folder(folder)
         options = Options(
             checkpoint,
             plan,
             where,
             working,
             timedelta(seconds=step_timeout),
-            decode_budget=pick_bytes("decode_memory", decode_memory),
+            decode_budget=for_decoding,
             trace=folder,
             precision=kind,
             exact_steps=exact_steps,
-            modulation=pick_modulation(modulation),
-            memory=pick_bytes("memory", memory),
+            modulation=fixed,
+            memory=budget,
             pipe=pipe,
         )
-        options = settled(options, pick_offload(offload))
+        options = settled(options, mode)
         return cls(checkpoint, _executor(options, on_progress, joined), chosen, plan)
 
     @property
