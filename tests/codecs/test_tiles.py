@@ -152,7 +152,7 @@ def test_the_attention_mask_makes_large_pictures_dear():
 
 
 def test_a_budget_below_the_smallest_tiles_is_refused_with_what_would_do():
-    with pytest.raises(RequestError, match=r"decode budget.*0\.50 GiB.*864x480 takes at least \d\.\d\d GiB") as refusal:
+    with pytest.raises(RequestError, match=r"decode_memory = .0\.5GiB. .*takes at least \d\.\d\d GiB") as refusal:
         plan_tiles(31, 60, 108, GIB // 2)
     needed = float(str(refusal.value).split("at least ")[1].split(" ")[0])
     plan_tiles(31, 60, 108, int((needed + 0.01) * GIB))

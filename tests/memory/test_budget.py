@@ -11,6 +11,7 @@ import torch
 
 from diptych.bench.geometry import random_transformer
 from diptych.codecs.tiles import decode_peak, fused_cost
+from diptych.errors import RequestError
 from diptych.memory import fp8
 from diptych.memory.budget import CHUNKS, OFFLOADS, Planner, shown
 from diptych.memory.footprint import GIB, RELEASED, Setting, Size, activations, footprint, transformer_weights
@@ -159,7 +160,27 @@ def test_a_budget_that_is_too_small_is_refused_with_what_would_do(budget, offloa
     planner, setting = Planner(PRO, RELEASED), Setting(offload=offload)
     assert planner.plan(CLIP, setting, decode, budget * GIB) is None
     told = str(planner.refusal(CLIP, setting, decode, budget * GIB))
-    assert told.startswith(f"memory = '{budget}.0GiB' is not accepted: 864x480 in 125 frames ") and words in told
+    assert told.startswith(f"memory = '{budget}GiB' is not accepted: 864x480 in 125 frames ") and words in told
+
+
+@pytest.mark.parametrize(("axes", "able"), [({"shard": 4}, ["none"]), ({"pipeline": 4}, ["none", "model"])])
+def test_only_what_the_ranks_can_have_is_chosen_and_named(axes, able):
+    """Ranks with shards offload nothing, stages of a pipeline stream no blocks: neither is taken, nor advised."""
+    planner, setting = Planner(PRO, RELEASED), Setting(ulysses=4, **axes)
+    least = {mode: planner.least(CLIP, replace(setting, offload=mode), decode) for mode in OFFLOADS}
+    for mode in OFFLOADS:
+        if mode in able:
+            assert planner.choose(CLIP, setting, decode, least[mode]).setting.offload in able
+    with pytest.raises(RequestError) as refused:
+        planner.choose(CLIP, setting, decode, min(least[mode] for mode in able) - GIB // 4)
+    for mode in set(OFFLOADS) - set(able):
+        assert mode not in str(refused.value)
+
+
+def test_a_budget_is_named_as_it_was_given():
+    """Else 1.46 GiB would be "1.5GiB", of which 1.5 GiB are said to be needed."""
+    for budget, told in ((1, "1B"), (300 << 20, "300MiB"), (int(1.46 * GIB), "1.46GiB")):
+        assert f"memory = '{told}' is" in str(Planner(PRO, RELEASED).refusal(CLIP, Setting(), decode, budget))
 
 
 def test_what_would_do_does():

@@ -200,3 +200,12 @@ def test_pipefusion_keeps_keys_and_gains_only_after_its_whole_steps():
     assert four.seconds.denoise > one.seconds.denoise
     single = of("lite-distill", "4xH200", layout=Layout(pipeline=2), precision="exact").choices[0]
     assert single.others.phases["denoise"].work - one.others.phases["denoise"].work == 16 * 2 * 51_840 * 2688 * 2
+
+
+def test_without_guidance_there_is_no_second_pass_to_split():
+    """`cfg=2` is refused by nobody, and wins nothing: both halves compute the one pass there is."""
+    plain, machine = task_of("lite", "864x480x125", guidance=1.0), machine_of("4xH200")
+    for rest in ({}, {"pipeline": 2}):
+        limits = [Limits(layout=Layout(cfg=cfg, **rest), precision="exact") for cfg in (1, 2)]
+        (one, two) = (plan(plain, machine, limit).choices[0] for limit in limits)
+        assert two.seconds.denoise == pytest.approx(one.seconds.denoise)

@@ -22,6 +22,7 @@ def run(*arguments):
 def refusal(*arguments):
     done = run(*arguments)
     assert isinstance(done.exception, UserError), done.output
+    assert not done.stdout, "told before it was refused"
     sentence = str(done.exception)
     assert "\n" not in sentence and sentence.endswith(".")
     return sentence
@@ -65,6 +66,17 @@ def test_the_options_that_it_prints_are_those_of_generate():
     assert seen == {"--layout", "--precision", "--offload", "--modulation", "--memory"}
     for option in seen:
         assert option in known, option
+
+
+def test_the_command_that_it_prints_asks_for_what_was_planned():
+    def command(*arguments):
+        lines = run("--gpus", "h200", *arguments).stdout.splitlines()
+        return next(line for line in lines if line.strip().startswith("diptych generate"))
+
+    usual = command("--model", "lite")
+    assert "--guidance" not in usual and "--no-audio" not in usual
+    assert "--guidance 1 --no-audio" in command("--model", "lite", "--guidance", "1", "--no-audio")
+    assert "--guidance" not in command("--model", "lite-distill")
 
 
 def test_json_has_everything(tiny_base):
@@ -117,6 +129,19 @@ def test_it_draws_who_holds_what(tmp_path):
         (("--gpus", "t4", "--layout", "sideways=2"), "layout axis 'sideways' is not accepted"),
         (("--gpus", "t4", "--rates", "/no/such"), "rates = '/no/such' is not accepted"),
         (("--gpus", "t4", "--model", "pro-distill", "--guidance", "5"), "guidance = 5.0 is not accepted"),
+        (("--gpus", "t4", "--precision", "fp8"), "precision = 'fp8' is not accepted: exact on t4"),
+        (("--gpus", "b200", "--precision", "fp8"), "precision = 'fp8' is not accepted: exact on b200"),
+        (
+            ("--gpus", "2xt4", "--layout", "ulysses=2,shard=2", "--offload", "model"),
+            "offload = 'model' is not accepted",
+        ),
+        (("--gpus", "2xt4", "--layout", "pipeline=2", "--offload", "block"), "offload = 'block' is not accepted"),
+        (("--gpus", "t4", "--memory", "0.1"), "memory = '0.1' is not accepted"),
+        (("--gpus", "t4", "--memory", "9" * 400), "memory = '999"),
+        (("--gpus", "t4", "--layout", "ring=" + "9" * 5000), "layout ring = '999"),
+        (("--gpus", "t4", "--geometry", "9" * 5000 + "x16x1"), "geometry = '999"),
+        (("--gpus", "t4", "--draw", "/no/such/plan.png"), "cannot write /no/such/plan.png: there is no folder"),
+        (("--gpus", "t4", "--draw", "plan.txt"), "cannot draw to plan.txt: give a name that ends with .png"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(arguments, start):
@@ -129,7 +154,18 @@ def test_a_model_that_does_not_exist_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", "nonsense", '{"linear_tflops": 0, "attention_tflops": {}, "copy_TBps": 1}']
+    "text",
+    [
+        "[]",
+        "{}",
+        "nonsense",
+        "[" * 100_000,
+        '{"linear_tflops": 0, "attention_tflops": {}, "copy_TBps": 1}',
+        '{"linear_tflops": 1, "attention_tflops": {"64": 1}, "copy_TBps": 1, "host_GBps": 0}',
+        '{"linear_tflops": 1e-320, "attention_tflops": {"64": 1}, "copy_TBps": 1}',
+        '{"linear_tflops": 1, "attention_tflops": {"64": 1}, "copy_TBps": Infinity}',
+        '{"linear_tflops": 1, "attention_tflops": {"64": 1%s}, "copy_TBps": 1}' % ("0" * 400),
+    ],
 )
 def test_rates_of_another_kind_are_refused(tmp_path, text):
     file = tmp_path / "rates.json"

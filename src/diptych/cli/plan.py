@@ -41,8 +41,9 @@ def plan(
     from diptych.planner import tell
     from diptych.planner.choices import Limits
     from diptych.planner.choices import plan as weigh
+    from diptych.planner.draw import check_drawable
     from diptych.planner.machine import machine_here, machine_of
-    from diptych.planner.options import budget_of, one_of, rates_for
+    from diptych.planner.options import budget_of, check_offload, check_precision, one_of, rates_for
     from diptych.planner.task import task_of
 
     if link is not None and not 0.001 <= link <= 1e6:
@@ -55,6 +56,10 @@ def plan(
         modulation=one_of("modulation", modulation, ("resident", "tables")),
         budget=budget_of(memory, machine),
     )
+    check_offload(limits.offload, limits.layout)
+    check_precision(limits.precision, machine)
+    if draw is not None:
+        check_drawable(draw)
     task = task_of(model, geometry, clips=clips, steps=steps, guidance=guidance, audio=audio)
     found = weigh(task, machine, limits, rates_for(machine, rates))
     if as_json:

@@ -145,8 +145,8 @@ def plan_tiles(T: int, Y: int, X: int, budget: int | None = None, cost: TileCost
             best = (rank, rows, columns)
     if best is None:
         raise RequestError(
-            "decode budget",
-            f"{(budget or 0) / GIB:.2f} GiB",
+            "decode_memory",
+            f"{(budget or 0) / GIB:.4g}GiB",
             f"a picture of {SPACE * X}x{SPACE * Y} takes at least {needed / GIB:.2f} GiB in its smallest tiles",
         )
     _, rows, columns = best

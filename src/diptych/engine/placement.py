@@ -15,9 +15,10 @@ import torch
 from diptych.codecs.tiles import TileCost, TilePlan, decode_peak, fused_cost, plan_tiles, released_cost
 from diptych.engine.options import Options
 from diptych.errors import DeviceMemoryError, RequestError
-from diptych.memory.budget import OFFLOADS, Decode, Plan, Planner, shown, slack
+from diptych.memory.budget import Decode, Plan, Planner, modes, shown, slack
 from diptych.memory.footprint import GIB, Offload, Parts, Setting, Size, transformer_weights
 from diptych.memory.offload import Offloaded
+from diptych.planner.options import check_offload
 from diptych.planner.task import parts_of
 from diptych.request import ClipRequest, ResolvedRequest
 from diptych.sampling.caches import CachePlan
@@ -111,14 +112,11 @@ def settled(options: Options, offload: Offload | None) -> Options:
     if offload is None:
         offload = "none"
         if options.memory is not None:
-            fits = (planner.plan(size, replace(setting, offload=m), decode, options.memory) for m in OFFLOADS)
+            able = modes(setting)
+            fits = (planner.plan(size, replace(setting, offload=m), decode, options.memory) for m in able)
             plan = next((plan for plan in fits if plan is not None), None)
-            offload = OFFLOADS[-1] if plan is None else plan.setting.offload  # a smaller clip may fit yet
-    layout = options.layout
-    if offload != "none" and layout.shard > 1:
-        raise RequestError("offload", offload, f"layout {layout} leaves each rank its share of the weights; use none")
-    if offload == "block" and layout.pipeline > 1:
-        raise RequestError("offload", offload, f"layout {layout} runs each block for every patch; use none or model")
+            offload = able[-1] if plan is None else plan.setting.offload  # a smaller clip may fit yet
+    check_offload(offload, options.layout)
     options = replace(options, offload=offload)
     if offload == "block":
         options = replace(options, modulation="tables")
@@ -140,7 +138,8 @@ def loading(options: Options, device: torch.device) -> Iterator[None]:
         weights = transformer_weights(options.checkpoint.transformer, setting_of(options)).total
         weights += parts_held(options).total
         text = f"{device} ran out of memory while weights were loaded: {shown(weights)} is what all of them take"
-        less = OFFLOADS[OFFLOADS.index(options.offload) + 1 :]
+        able = modes(setting_of(options))
+        less = able[able.index(options.offload) + 1 :]
         advice = f"; --offload {less[0]} keeps them in host memory." if less else ", on a device that others use too."
         raise DeviceMemoryError(text + advice) from error
 
@@ -293,7 +292,8 @@ class Placement:
         if self.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         too_much = self.plan is not None and self.plan.footprint.peak > room
-        for mode in OFFLOADS[OFFLOADS.index(setting.offload) + (not too_much) :] or OFFLOADS[-1:]:
+        able = modes(setting)
+        for mode in able[able.index(setting.offload) + (not too_much) :] or able[-1:]:
             least = self.planner.least(size, replace(setting, offload=mode), decode)
             if least <= room and least < (self.options.memory or room):
                 return f"--offload {mode} --memory {shown(least).replace(' ', '')} would fit."

@@ -10,10 +10,17 @@ from diptych.memory.footprint import GIB, MIB, SLOTS, Footprint, Offload, Parts,
 from diptych.model.config import TransformerConfig
 
 OFFLOADS: tuple[Offload, ...] = ("none", "model", "block")
+"""The one that needs most first."""
 CHUNKS = (1, 2, 4, 8, 16, 32)
 
 Decode = Callable[[int | None], int]
 """Peak bytes of decoding the picture within a budget (None: as it is done by default), or the least that would do."""
+
+
+def modes(setting: Setting) -> tuple[Offload, ...]:
+    """Those of `OFFLOADS` that ranks of `setting` can have: a share of the weights has no other place, and blocks that
+    stream would come once for every patch of a pipeline."""
+    return OFFLOADS[:1] if setting.shard > 1 else OFFLOADS[:2] if setting.pipeline > 1 else OFFLOADS
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class Planner:
 
     def choose(self, size: Size, setting: Setting, decode: Decode, budget: int | None) -> Plan:
         """The plan for the first offload mode that fits, in the order none, model, block. Raises `RequestError`."""
-        plans = (self.plan(size, replace(setting, offload=mode), decode, budget) for mode in OFFLOADS)
+        plans = (self.plan(size, replace(setting, offload=mode), decode, budget) for mode in modes(setting))
         found = next((plan for plan in plans if plan is not None), None)
         if found is None:
             raise self.refusal(size, setting, decode, budget or 0)
@@ -86,19 +93,19 @@ class Planner:
 
     def refusal(self, size: Size, setting: Setting, decode: Decode, budget: int) -> RequestError:
         """That `budget` is too small with `setting.offload`, and what would do."""
-        needs = {mode: self.least(size, replace(setting, offload=mode), decode) for mode in OFFLOADS}
+        needs = {mode: self.least(size, replace(setting, offload=mode), decode) for mode in modes(setting)}
         own = needs[setting.offload]
         clip = f"{size.X * 8}x{size.Y * 8} in {4 * (size.T - 1) + 1} frames"
         sentence = f"{clip} takes at least {shown(own)} with offload {setting.offload}"
-        fitting = next((mode for mode in OFFLOADS if needs[mode] <= budget), None)
-        smallest = min(OFFLOADS, key=lambda mode: needs[mode])
+        fitting = next((mode for mode in needs if needs[mode] <= budget), None)
+        smallest = min(needs, key=lambda mode: needs[mode])
         if fitting is not None:
             sentence += f"; --offload {fitting} fits"
         elif needs[smallest] < own:
             sentence += f", and {shown(needs[smallest])} with --offload {smallest}"
         else:
             sentence += "; ask for a smaller or shorter clip"
-        return RequestError("memory", shown(budget).replace(" ", ""), sentence)
+        return RequestError("memory", written(budget), sentence)
 
 
 def slack(budget: int) -> int:
@@ -107,8 +114,16 @@ def slack(budget: int) -> int:
 
 
 def shown(nbytes: int) -> str:
-    """As a person says it: GiB to a tenth, or whole MiB."""
+    """As a person says it: GiB to a tenth, or whole MiB; below one the bytes."""
+    if nbytes < MIB:
+        return f"{nbytes} B"
     return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"
+
+
+def written(nbytes: int) -> str:
+    """As a person types it, to four digits, so that it is told from what is almost as much."""
+    size, unit = next(((size, unit) for size, unit in ((GIB, "GiB"), (MIB, "MiB")) if nbytes >= size), (1, "B"))
+    return f"{nbytes / size:.4g}{unit}" if size > 1 else f"{nbytes}B"
 
 
 def _budgets(peak: int) -> Iterator[int]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MESH_DIMS = ("cfg", "pipeline", "ring", "ulysses", "tensor")
 """Rank order: rank = (((c * pipeline + p) * ring + r) * ulysses + u) * tensor + t."""
+MOST_DIGITS = 9
+"""Of a number of ranks; Python itself refuses to read thousands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Layout:
                 raise LayoutError(f"layout axis {name!r} is not accepted: {hint}")
             if name in values:
                 raise LayoutError(f"layout {text!r} is not accepted: {name} is given twice.")
-            if not number.isascii() or not number.isdecimal():
+            if not number.isascii() or not number.isdecimal() or len(number) > MOST_DIGITS:
                 raise LayoutError(f"layout {name} = {number!r} is not accepted: a whole number of ranks, 1 or more.")
             values[name] = int(number)
         return cls(**values)

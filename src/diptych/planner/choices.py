@@ -10,7 +10,7 @@ from typing import Literal
 
 from diptych.codecs.tiles import decode_peak, fused_cost, plan_tiles, released_cost
 from diptych.errors import LayoutError
-from diptych.memory.budget import OFFLOADS, Planner
+from diptych.memory.budget import OFFLOADS, Planner, modes
 from diptych.memory.footprint import GIB, Footprint, Offload, Setting, footprint
 from diptych.parallel.fit import check_fit
 from diptych.parallel.layout import Layout
@@ -190,10 +190,6 @@ def _ways(
     for precision, offload, modulation in product(precisions, offloads, modulations):
         if (layout, precision) in roomy or (whole, precision) in roomy:
             continue
-        if offload != "none" and layout.shard > 1:
-            continue  # a rank that holds a share of the weights has no other place for it
-        if offload == "block" and layout.pipeline > 1:
-            continue  # each block would come once for every patch
         if offload == "block" and modulation not in (limits.modulation, "tables"):
             continue  # streamed blocks come without their modulation: tables are what it has
         setting = Setting(
@@ -209,7 +205,8 @@ def _ways(
             shard=layout.shard,
             pipeline=layout.pipeline,
         )
-        yield _weigh(task, machine, rates, budget, layout, replicas, setting)
+        if offload in modes(setting):
+            yield _weigh(task, machine, rates, budget, layout, replicas, setting)
 
 
 def _weigh(

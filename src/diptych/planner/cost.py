@@ -138,12 +138,15 @@ def clip(
     parts: Parts,
     tiles: TilePlan,
 ) -> Seconds:
-    """One clip: `size.steps` steps of `size.lanes` forwards, those of `cfg=2` at once."""
+    """One clip: `size.steps` steps of `size.lanes` forwards, those of `cfg=2` at once.
+
+    Without guidance there is one forward a step, which both halves compute alike.
+    """
     one = forward(config, size, setting, rates)
-    steps = size.steps * one.total * size.lanes / layout.cfg
+    steps = size.steps * one.total * _in_turn(size, layout)
     if layout.pipeline > 1:
         steps = _piped(config, size, layout, setting, rates, one)
-    if layout.cfg > 1:
+    if layout.cfg > 1 and size.lanes > 1:
         velocities = size.T * size.Y * size.X * config.out_visual_dim + size.A * config.out_audio_dim
         steps += size.steps * (velocities * setting.itemsize / rates.link + COLLECTIVE)
     read = (size.L + TEMPLATE) * parts.language / rates.linear  # two operations a weight, two bytes a weight
@@ -151,12 +154,17 @@ def clip(
     return Seconds(text, steps, decode(tiles, layout.world, rates), _moving(config, setting, rates, parts))
 
 
+def _in_turn(size: Size, layout: Layout) -> int:
+    """Forwards of a step that one half of the ranks computes."""
+    return -(-size.lanes // layout.cfg)
+
+
 def _piped(c: TransformerConfig, size: Size, layout: Layout, s: Setting, rates: Rates, one: Forward) -> float:
     """Seconds of all steps through P stages, by PipeFusion's defaults: the first steps whole, then in 2 P patches.
 
     Units of work follow each other: n of them pass P stages in n + P - 1 turns. Every stage sends on what it made.
     """
-    P, lanes = layout.pipeline, size.lanes // layout.cfg
+    P, lanes = layout.pipeline, _in_turn(size, layout)
     warmup = min(WARMUP, size.steps)
     sent = -(-size.tokens // s.sequence) * c.model_dim * s.itemsize / rates.link
 

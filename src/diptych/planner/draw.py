@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from diptych.attention.plan import Span, spans, split
 from diptych.errors import MediaError
+from diptych.media.files import check_writable, replacing
 from diptych.memory.footprint import GIB, Footprint
 from diptych.planner.choices import Choice, Plan
 from diptych.planner.tell import forward_of, headline, name_of
@@ -23,6 +24,7 @@ def save(plan: Plan, choice: Choice, path: Path) -> None:
     """Write the picture of `choice` as a PNG. Raises `MediaError` where that cannot be."""
     from matplotlib.figure import Figure
 
+    check_drawable(path)
     cards = min(choice.cards, MOST_CARDS)
     rows = -(-cards // 4)
     figure = Figure(figsize=(11, 4.6 + 1.35 * rows), facecolor=PAPER, layout="constrained")
@@ -33,12 +35,15 @@ def save(plan: Plan, choice: Choice, path: Path) -> None:
     memory, seconds = bottom.subplots(1, 2, width_ratios=(3, 2))
     _memory(memory, plan, choice)
     _seconds(seconds, plan, choice)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+
+
+def check_drawable(path: Path) -> None:
+    """Raise `MediaError` where `save` could not write."""
+    check_writable(path)
     if path.suffix.lower() != ".png":
-        raise MediaError(f"{path} is not accepted: a name that ends with .png")
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise MediaError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise MediaError(f"cannot draw to {path}: give a name that ends with .png.")
 
 
 class Held(NamedTuple):

@@ -31,7 +31,7 @@ class Geometry:
     @classmethod
     def parse(cls, text: str) -> Geometry:
         """Raises `RequestError` for anything but WIDTHxHEIGHTxFRAMES in steps of 16 pixels and 1 + 4n frames."""
-        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
+        match = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", text)
         width, height, frames = map(int, match.groups()) if match else (0, 0, 0)
         if not (width and height and frames) or width % 16 or height % 16 or frames % 4 != 1:
             raise RequestError(

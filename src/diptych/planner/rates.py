@@ -37,6 +37,8 @@ LAUNCH = 0.5e-3
 """Seconds a fused block's kernels wait to be started, which no rate explains."""
 LINK, BUS, PEER = 0.8, 0.78, 0.5
 """Of NVLink, assumed; of PCIe to the host, measured (49 GB/s into page-locked memory); of PCIe to a card, assumed."""
+SLOWEST, FASTEST = 1e6, 1e21
+"""Operations or bytes a second that a measurement may tell; what is beyond is none."""
 LOCKED = 8e9
 """Bytes a second from memory that is not page-locked: assumed."""
 
@@ -89,8 +91,9 @@ class Rates:
                 measured=True,
             )
             bus = found.get("host_GBps")
-            sound = min(rates.linear, rates.copy, *rates.attention.values(), float(bus or 1)) > 0
-        except (KeyError, TypeError, ValueError, AttributeError):
+            speeds = (rates.linear, rates.copy, *rates.attention.values(), 1e9 * float(1 if bus is None else bus))
+            sound = all(SLOWEST <= speed <= FASTEST for speed in speeds)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             sound = False
         if not sound:
             raise RequestError("rates", where, "a file that `diptych bench floors --json` wrote")

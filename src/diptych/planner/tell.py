@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from diptych.codecs.tiles import fused_cost, plan_tiles, released_cost
+from diptych.memory.budget import shown
 from diptych.memory.footprint import GIB
 from diptych.planner.choices import Choice, Plan
 from diptych.planner.cost import Forward, forward
@@ -66,6 +67,10 @@ def _size(budget: int) -> str:
 def command_of(plan: Plan, choice: Choice) -> str:
     g, t = plan.task.geometry, plan.task
     size = ["--width", str(g.width), "--height", str(g.height), "--frames", str(g.frames), "--steps", str(t.size.steps)]
+    if not t.guided and t.config.grid == 1:
+        size += ["--guidance", "1"]
+    if not t.size.A:
+        size.append("--no-audio")
     if choice.replicas > 1:
         cards = ",".join(map(str, range(choice.cards)))
         side = ["--replicas", str(choice.replicas), "--gpus", cards]
@@ -174,7 +179,7 @@ def text(plan: Plan, rows: int = 6) -> str:
     several, best = plan.task.clips > 1, plan.best
     lines = [headline(plan), ""]
     if best is None:
-        lines += [f"Nothing fits in {plan.budget / GIB:.1f} GiB.", *_misfits(plan, rows)]
+        lines += [f"Nothing fits in {shown(plan.budget)}.", *_misfits(plan, rows)]
         return "\n".join(lines)
     took = f"{best.seconds.total:.1f} s a clip" + (f", {best.total:.0f} s for all" if several else "")
     memory = f"{best.first.peak / GIB:.1f} of {plan.budget / GIB:.1f} GiB"
