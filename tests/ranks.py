@@ -4,9 +4,9 @@
         results = ranks(4)(function, argument)     # one result a rank, in rank order
 
 Each of the first 4 processes calls `function(argument)` inside a process group of 4. The function must be importable
-(module level). Importing torch takes seconds, so the processes stay, and only the process group is made anew when the
-number of ranks changes. Nothing can hang: a rank that raises, dies or exceeds the time limit fails the test with its
-own traceback, and all processes are replaced.
+(module level). Importing torch and the stock models takes many seconds, so one process imports them and the ranks are
+its forks, which stay: only the process group is made anew when the number of ranks changes. Nothing can hang: a rank
+that raises, dies or exceeds the time limit fails the test with its own traceback, and all processes are replaced.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class RankPool:
         self._processes, self._pipes, self._world = [], [], 0
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_IMPORTED_ONCE)
         before = {name: os.environ.get(name) for name in _ENVIRONMENT}
         os.environ.update(_ENVIRONMENT)
         try:
@@ -105,6 +106,16 @@ class RankPool:
 
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+_IMPORTED_ONCE = [
+    "diptych.engine.engine",
+    "diptych.diffusers",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "diffusers.models",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+]
+"""What several files of tests need on their ranks. None of it starts a thread, which a fork would lose."""
 _pool: RankPool | None = None
 
 
