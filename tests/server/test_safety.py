@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_one_key_cannot_take_the_queue_or_starve_the_other(keyed: Serving) -> No
 
         running = post(ALICE, "slow=0.1", 100).json()["id"]
         while client.get(f"/v1/videos/{running}", headers=bearer(ALICE)).json()["status"] != "in_progress":
-            pass
+            time.sleep(0.02)
         alice = [post(ALICE, f"a{i}").json()["id"] for i in range(2)]
         refused = post(ALICE, "a3")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "key_limit")
@@ -87,6 +88,7 @@ def test_one_key_cannot_take_the_queue_or_starve_the_other(keyed: Serving) -> No
                 job = client.get(f"/v1/videos/{video}", headers=bearer(ADMIN)).json()
                 if job["status"] == "completed":
                     ended.setdefault(video, len(ended))
+            time.sleep(0.02)
         assert ended[bob] < ended[alice[1]], "bob came third, but his turn was before alice's second job"
 
 
