@@ -20,20 +20,34 @@ from diptych.media.mp4 import read_clip, read_report, write
 SIZE = ["--width", "48", "--height", "32", "--frames", "9", "--steps", "3"]
 
 
-def diptych(*arguments: str, **changes) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "diptych", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **changes)
+WITHOUT_TORCHVISION = "import sys; sys.modules['torchvision'] = None; from diptych.cli.main import run; run()"
 
 
 @pytest.fixture(scope="module")
 def made(tiny_base, tmp_path_factory):
+    """By a process of its own, in which torchvision cannot be imported: the package does not need it."""
     folder = tmp_path_factory.mktemp("made")
-    done = diptych(
-        "generate", "a red circle", "--model", tiny_base, *SIZE, "--seed", "5", "--json",
-        "--output", folder / "a.mp4", "--latents-out", folder / "a.safetensors",
-    )  # fmt: skip
+    command = [
+        sys.executable, "-c", WITHOUT_TORCHVISION, "generate", "a red circle", "--model", tiny_base, *SIZE,
+        "--seed", "5", "--json", "--output", folder / "a.mp4", "--latents-out", folder / "a.safetensors",
+    ]  # fmt: skip
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return folder, done
+
+
+@pytest.fixture
+def diptych(monkeypatch, capsys):
+    """Run the command in this process: its exit status, and what it wrote to stdout and stderr."""
+
+    def run_here(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["diptych", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            run()
+        return int(exit_.value.code or 0), *capsys.readouterr()
+
+    return run_here
 
 
 def test_a_clip_with_its_report_and_latents(made):
@@ -53,22 +67,22 @@ def test_a_clip_with_its_report_and_latents(made):
     assert sorted(path.name for path in folder.iterdir()) == ["a.mp4", "a.safetensors"]
 
 
-def test_show_tells_and_from_makes_it_again(made, tmp_path):
+def test_show_tells_and_from_makes_it_again(made, tmp_path, diptych):
     folder, _ = made
-    shown = diptych("show", folder / "a.mp4")
-    assert "a red circle" in shown.stdout
-    assert json.loads(diptych("show", folder / "a.mp4", "--json").stdout)["request"]["seed"] == 5
-    done = diptych(
+    status, shown, _ = diptych("show", folder / "a.mp4")
+    assert status == 0
+    assert "a red circle" in shown
+    assert json.loads(diptych("show", folder / "a.mp4", "--json")[1])["request"]["seed"] == 5
+    status, _, said = diptych(
         "generate", "--from", folder / "a.mp4", "--output", tmp_path / "b.mp4", "--quiet",
         "--latents-out", tmp_path / "b.safetensors",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (status, said) == (0, "")
     one, two = load_file(folder / "a.safetensors"), load_file(tmp_path / "b.safetensors")
     assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
-def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path):
+def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path, diptych):
     lines = [
         "a red circle",
         '{"prompt": "waves \u2028 and \x85 wind", "seed": 4, "audio": false}',
@@ -82,25 +96,25 @@ def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path):
         '{"prompt": "x", "seed": ' + "9" * 5_000 + "}",
     ]
     (tmp_path / "p.jsonl").write_text("\ufeff" + "\r\n".join(lines), newline="")
-    done = diptych(
+    status, _, said = diptych(
         "generate", "--prompts", tmp_path / "p.jsonl", "--output-dir", tmp_path / "out", "--model", tiny_base, *SIZE,
     )  # fmt: skip
-    assert done.returncode == 1
+    assert status == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0001.mp4", "0002.mp4"]
-    assert "line 3: width = 50 is not accepted" in done.stderr
-    assert "line 4:" in done.stderr
+    assert "line 3: width = 50 is not accepted" in said
+    assert "line 4:" in said
     for number in (6, 7, 8, 9, 10):
-        assert f"line {number}: " in done.stderr, "numbers are those of the file"
-    assert "7 of 9 lines failed" in done.stderr
-    assert "Traceback" not in done.stderr
+        assert f"line {number}: " in said, "numbers are those of the file"
+    assert "7 of 9 lines failed" in said
+    assert "Traceback" not in said
     assert read_report(tmp_path / "out" / "0001.mp4")["request"]["prompt"] == "a red circle"
     assert read_clip(tmp_path / "out" / "0002.mp4").audio is None
 
 
-def test_demo_makes_a_clip_and_a_sheet(tmp_path):
-    done = diptych("demo", "--output", tmp_path / "d.mp4", "--sheet", tmp_path / "d.png")
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path / "d.mp4") in done.stderr
+def test_demo_makes_a_clip_and_a_sheet(tmp_path, diptych):
+    status, _, said = diptych("demo", "--output", tmp_path / "d.mp4", "--sheet", tmp_path / "d.png")
+    assert status == 0, said
+    assert str(tmp_path / "d.mp4") in said
     clip = read_clip(tmp_path / "d.mp4")
     assert len(clip.frames) == 49
     assert clip.audio is not None
@@ -256,13 +270,3 @@ def test_sigterm_leaves_no_folder_and_no_file(tmp_path):
     assert done.stderr.strip().endswith("diptych: stopped")
     left = [path.name for path in tmp_path.rglob("*") if not path.name.startswith("torchinductor_")]  # torch's cache
     assert left == ["tmp"]
-
-
-def test_torchvision_is_not_needed(tiny_base, tmp_path):
-    script = "import sys; sys.modules['torchvision'] = None; from diptych.cli.main import run; run()"
-    arguments = ["generate", "x", "--model", str(tiny_base), *SIZE, "--output", str(tmp_path / "a.mp4"), "--quiet"]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert read_clip(tmp_path / "a.mp4").audio is not None
