@@ -17,6 +17,7 @@ from diptych.bench.toyworld import Scene
 from diptych.bench.toyworld_captions import score_prompts
 from diptych.engine.engine import Engine, InProcess, open_checkpoint
 from diptych.model.catalogue import BUILT_IN
+from diptych.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -49,6 +50,7 @@ def test_it_runs_when_no_model_is_named(engine: Engine, tmp_path: Path, monkeypa
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder that happens to have its name
     assert open_checkpoint(None).root == open_checkpoint("demo").root == BUILT_IN
+    assert Settings.model_fields["checkpoint"].default == "demo"
     assert (engine.defaults.width, engine.defaults.height, engine.defaults.frames) == (96, 64, 49)
 
 

@@ -15,7 +15,15 @@ from tools.toyworld import audio_parts, flow, text, video_vae
 MAX_BYTES = 24_000_000
 SHIFT = 3.0
 """Of the noise levels when a clip is made; the release has 5, for clips of many more tokens."""
-DEFAULTS = {"width": WIDTH, "height": HEIGHT, "frames": FRAMES, "fps": FPS, "steps": 20, "guidance": 3.0}
+DEFAULTS = {
+    "width": WIDTH,
+    "height": HEIGHT,
+    "frames": FRAMES,
+    "fps": FPS,
+    "steps": 20,
+    "guidance": 3.0,
+    "example": "a red circle bounces on a blue floor",
+}
 """What a request is filled from: fields of `diptych.request.ClipDefaults`, stored as diptych.json."""
 
 
