@@ -28,18 +28,22 @@ class Whole:
 
     def __init__(self, forward: Forward) -> None:
         self.forward, self.clips = forward, len(forward.video)
+        self._behind: list[Streams] = []
 
     @cached_property
     def before(self) -> Streams:
         return self.forward.embed()
 
-    @cached_property
-    def first(self) -> Streams:
-        return self.forward.blocks(self.before, 0, 1)
+    def upto(self, block: int) -> Streams:
+        """What stands behind the first `block` blocks."""
+        while len(self._behind) < block:
+            done = len(self._behind)
+            self._behind.append(self.forward.blocks(self.upto(done), done, done + 1))
+        return self._behind[block - 1] if block else self.before
 
     @cached_property
     def after(self) -> Streams:
-        return self.forward.blocks(self.first, 1)
+        return self.upto(len(self.forward.model.fused_blocks))
 
     @cached_property
     def velocity(self) -> Latents:
@@ -77,7 +81,7 @@ class Row:
     def __init__(self, whole: Whole, row: int) -> None:
         self.whole, self.row = whole, row
         self.lane, self.step = whole.forward.lane, whole.forward.step
-        self.latents = _row(whole.forward.latents, row)
+        self.latents, self.model = _row(whole.forward.latents, row), whole.forward.model
         self._given: list[Streams] = []
         self._after: Streams | None = None
 
@@ -89,10 +93,9 @@ class Row:
 
     def blocks(self, streams: Streams, start: int = 0, stop: int | None = None) -> Streams:
         """No cache gives the blocks anything but what the model computed before them."""
-        assert any(streams is given for given in self._given)
-        assert (start, stop) in PARTS
-        if stop == 1:
-            return self._of(self.whole.first)
+        assert any(streams.video is given.video for given in self._given)
+        if stop is not None:
+            return self._of(self.whole.upto(stop))
         self._after = self._of(self.whole.after)
         return self._after
 
@@ -109,9 +112,6 @@ class Row:
         video, audio = _row(Latents(streams.video, streams.audio), self.row)
         self._given.append(replace(streams, video=video, audio=audio))
         return self._given[-1]
-
-
-PARTS = ((0, None), (0, 1), (1, None))
 
 
 class Apart:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,9 @@ SEARCHED = {
     "navicache": ("navicache:{},align={first}",) * 3,
     "teacache": ("teacache:{},3",) * 3,
     "firstblock": ("firstblock:{},3",) * 3,
-}
+} | ({"cachedit": ("cachedit:{},3",) * 3} if find_spec("cache_dit") else {})
 COUNTED = ("taylor:1,2", "taylor:1,1", "taylor:1,3")
-EXTRA = ("magcache", "navicache", "teacache", "firstblock", "taylor:0,2", "taylor:2,2")
+EXTRA = ("magcache", "navicache", "teacache", "firstblock", "cachedit:,3,order=1", "taylor:0,2", "taylor:2,2")
 """Defaults; and what the order of a Taylor series is worth."""
 JUDGED_ALIKE = ("magcache", "taylor")
 """They decide by counting, so a batch decides as each of its clips."""
@@ -288,7 +289,10 @@ class Table:
         for spec, share in settings:
             if not self.late(spec):
                 plan = CachePlan(parse(spec), (self.calibration,), self.lab.checkpoint.name)
-                self.measure(spec, share, plan, self.batches)
+                try:
+                    self.measure(spec, share, plan, self.batches)
+                except Exception as error:  # one that fails costs the others nothing
+                    self.lab.results["left_out"].append(f"{spec} ({self.steps} steps) failed: {error!r}")
 
     def late(self, what: str) -> bool:
         """Whether there is no time for one more setting; then it is named as left out."""

@@ -95,7 +95,6 @@ class CacheDiT:
         return library.CachedBlocks(
             nn.ModuleList(_Block(index) for index in range(len(forward.model.fused_blocks))),
             forward_pattern=library.ForwardPattern.Pattern_0,
-            check_forward_pattern=False,
             cache_prefix=name,
             cache_context=name,
             context_manager=self._manager,
@@ -122,16 +121,17 @@ class CacheDiT:
 
 
 class _Block(nn.Module):
-    """One fused block as the library calls it."""
+    """One fused block under the names that the library looks for."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
 
     def forward(
-        self, video: Tensor, audio: Tensor | None, forward: Forward, before: Streams
+        self, hidden_states: Tensor, encoder_hidden_states: Tensor | None, forward: Forward, before: Streams
     ) -> tuple[Tensor, Tensor | None]:
-        after = forward.blocks(replace(before, video=video, audio=audio), self.index, self.index + 1)
+        streams = replace(before, video=hidden_states, audio=encoder_hidden_states)
+        after = forward.blocks(streams, self.index, self.index + 1)
         return after.video, after.audio
 
 
