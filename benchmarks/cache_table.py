@@ -12,19 +12,21 @@ from typing import Any
 
 NAMES = {"color": "colour", "background": "background", "motion": "motion", "shape": "shape", "pitch": "pitch"}
 NAMES |= {"bounce": "bounce", "sound": "sound"}
-HEAD = ["setting", "computed", *NAMES.values(), "PSNR", "worst frame", "of the median clip", "clips ≥ 30 dB"]
+DISTANCES = ("PSNR", "worst frame", "worst frame of the median clip", "clips without a frame below 30 dB")
 
 
 def table(told: dict[str, Any]) -> list[str]:
     """Markdown of one number of steps: the exact clips' shares in percent, then points of difference from them."""
     exact, *rows = told["settings"]
-    lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
-    shares = [f"{exact['right'][name]:.1f}" for name in NAMES]
+    names = [name for name in NAMES if exact["right"][name] is not None]
+    shares = [f"{exact['right'][name]:.1f}" for name in names]
+    head = ["setting", "computed", *(NAMES[name] for name in names), *DISTANCES]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     lines.append("| exact, % | 100 % | " + " | ".join(shares) + " | | | | |")
     first = [row for row in rows if row["sought"] is not None]
     order = sorted(first, key=lambda row: (_name(row), -row["computed"]))
     for row in [*order, *(row for row in rows if row["sought"] is None)]:
-        points = [f"{row['right'][name] - exact['right'][name]:+.1f}" for name in NAMES]
+        points = [f"{row['right'][name] - exact['right'][name]:+.1f}" for name in names]
         worst = row["worst_psnr"]
         far = [
             f"{row['psnr']:.1f}",
