@@ -52,6 +52,9 @@ def generate(
     precision: Annotated[
         str, _option("exact, fp8 (faster and smaller, an approximation), or fp8:1 (first step exact).")
     ] = "exact",
+    text_precision: Annotated[
+        str, _option("exact, 8bit or nf4: the language model in fewer bits, an approximation. Default: exact.")
+    ] = "exact",
     modulation: Annotated[
         str, _option("resident, or tables: its weights wait in host memory, same clip. Default: resident.")
     ] = "resident",
@@ -104,6 +107,7 @@ def generate(
     engine = {
         "dtype": dtype,
         "precision": precision,
+        "text_precision": text_precision,
         "modulation": modulation,
         "cache": cache,
         "pipefusion": pipefusion,

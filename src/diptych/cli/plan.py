@@ -27,6 +27,7 @@ def plan(
     audio: Annotated[bool, _option("With or without sound. Default: with.", "--audio/--no-audio")] = True,
     layout: Annotated[str | None, _option("Only this layout, such as cfg=2,ulysses=4.")] = None,
     precision: Annotated[str | None, _option("Only exact, or only fp8.")] = None,
+    text_precision: Annotated[str, _option("exact, 8bit or nf4: of the language model. Default: exact.")] = "exact",
     offload: Annotated[str | None, _option("Only none, model or block.")] = None,
     modulation: Annotated[str | None, _option("Only resident, or only tables.")] = None,
     memory: Annotated[str | None, _option("What may be used of each card, such as 22GiB. Default: all of it.")] = None,
@@ -52,6 +53,7 @@ def plan(
     limits = Limits(
         layout=None if layout is None else Layout.parse(layout),
         precision=one_of("precision", precision, ("exact", "fp8")),
+        text_precision=one_of("text-precision", text_precision, ("exact", "8bit", "nf4")) or "exact",
         offload=one_of("offload", offload, ("none", "model", "block")),
         modulation=one_of("modulation", modulation, ("resident", "tables")),
         budget=budget_of(memory, machine),

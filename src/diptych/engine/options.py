@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +14,7 @@ import torch
 from diptych.attention.kernels import check_name
 from diptych.attention.roles import Role
 from diptych.errors import LayoutError, RequestError
-from diptych.memory.footprint import Offload
+from diptych.memory.footprint import Offload, TextPrecision
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 from diptych.planner.options import pick_bytes as pick_bytes
@@ -34,6 +35,7 @@ class Options:
     trace: folder for the timings of every rank, or None not to take any.
     precision: exact, or fp8 for products on video tokens and video self-attention.
     exact_steps: in how many of the first steps attention stays exact all the same.
+    text_precision: exact, or the weights of the language model rounded to 8 bits or to NF4.
     modulation: whether its weights stay on the device, or only tables of what they give for each step.
     offload: what is on the device only while it is used: nothing, each model, or each block of the transformer.
     memory: bytes that all of this may take on each device, or None for no limit.
@@ -49,6 +51,7 @@ class Options:
     trace: Path | None = None
     precision: Precision = "exact"
     exact_steps: int = 0
+    text_precision: TextPrecision = "exact"
     modulation: Modulation = "resident"
     offload: Offload = "none"
     memory: int | None = None
@@ -64,6 +67,14 @@ class Options:
     def kernels(self) -> dict[Role, str]:
         """The attention kernels that are asked for by role."""
         return {Role.VISUAL_SELF: "fa3-fp8"} if self.precision == "fp8" and self.device.type == "cuda" else {}
+
+    @property
+    def approximate(self) -> tuple[str, ...]:
+        """What is not exact in every clip of this engine beside its `precision`, a sentence each."""
+        if self.text_precision == "exact":
+            return ()
+        bits = {"8bit": "8 bits", "nf4": "4 bits (NF4)"}[self.text_precision]
+        return (f"text precision {self.text_precision}: the language model's weights are rounded to {bits}",)
 
     def device_of(self, local_rank: int) -> torch.device:
         """The device of one rank of this host."""
@@ -117,6 +128,15 @@ def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> tuple
             raise RequestError("precision", name, "it takes a Hopper GPU and dtype bfloat16; use exact")
         check_name("fa3-fp8")
     return cast(Precision, kind), int(steps or 0)
+
+
+def pick_text_precision(name: str) -> TextPrecision:
+    """Raises `RequestError` for a name that does not exist, or one that takes a package which is not here."""
+    if name not in get_args(TextPrecision):
+        raise RequestError("text_precision", name, "exact, 8bit or nf4")
+    if name == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        raise RequestError("text_precision", name, 'it takes pip install "diptych[text-nf4]"; 8bit takes nothing more')
+    return cast(TextPrecision, name)
 
 
 def pick_modulation(name: str) -> Modulation:

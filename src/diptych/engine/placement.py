@@ -38,7 +38,7 @@ KEPT = 2
 
 
 def parts_held(options: Options) -> Parts:
-    """Bytes of the weights around the transformer, in the dtypes that this engine holds them in."""
+    """Bytes of the weights around the transformer, in the dtypes of this engine, before any is rounded further."""
     parts = parts_of(options.checkpoint)  # counted at two bytes
     wide = options.dtype.itemsize
     return replace(
@@ -61,6 +61,7 @@ def setting_of(options: Options) -> Setting:
     return Setting(
         itemsize=options.dtype.itemsize,
         precision=options.precision,
+        text_precision=options.text_precision,
         modulation=options.modulation,
         modulation_itemsize=max((t.nbytes // max(t.numel, 1) for t in stored), default=4),
         fused=has_kernels(options.device) and options.dtype.itemsize == 2,
@@ -136,7 +137,7 @@ def loading(options: Options, device: torch.device) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         weights = transformer_weights(options.checkpoint.transformer, setting_of(options)).total
-        weights += parts_held(options).total
+        weights += parts_held(options).in_text_precision(options.text_precision, options.dtype.itemsize).total
         text = f"{device} ran out of memory while weights were loaded: {shown(weights)} is what all of them take"
         able = modes(setting_of(options))
         less = able[able.index(options.offload) + 1 :]

@@ -244,7 +244,7 @@ class Runner:
         if c.options.trace is not None and traces:
             write_traces(c.options.trace, traces)
             traced["trace"] = summarise(traces)
-        clips = []
+        clips, approximate = [], [*c.options.approximate, *result.approximate]
         for index, order in enumerate(orders):
             report = {
                 "request": order.request.to_dict(),
@@ -252,7 +252,7 @@ class Runner:
                 **_forwards(order, result),
                 "memory": c.placement.report(),
                 "notes": list(notes),
-                **({"approximate": list(result.approximate)} if result.approximate else {}),
+                **({"approximate": approximate} if approximate else {}),
                 "seconds": {name: round(seconds, 4) for name, seconds in stages.seconds.items()},
                 **traced,
             }

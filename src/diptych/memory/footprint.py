@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -19,6 +19,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 Offload = Literal["none", "model", "block"]
+TextPrecision = Literal["exact", "8bit", "nf4"]
 
 SLOTS = 2
 """Blocks in flight with `offload="block"`: one at work, one on its way."""
@@ -65,6 +66,7 @@ class Parts:
     """Bytes of the weights around the transformer, as they are held on the device.
 
     language_layer, language_layers: bytes and number of its layers, which are streamed where it does not fit whole.
+    language_products: (out, in) of the products of one layer: the weights that a text precision rounds.
     """
 
     language: int
@@ -73,10 +75,27 @@ class Parts:
     clip: int
     vae: int
     sound: int
+    language_products: tuple[tuple[int, int], ...] = ()
 
     @property
     def total(self) -> int:
         return self.language + self.clip + self.vae + self.sound
+
+    def in_text_precision(self, precision: TextPrecision, itemsize: int) -> Parts:
+        """The same with the products of the language model rounded, where they are of `itemsize` bytes now."""
+        if precision == "exact":
+            return self
+        saved = sum(
+            itemsize * rows * width - quantised_bytes(rows, width, precision) for rows, width in self.language_products
+        )
+        language = self.language - saved * self.language_layers
+        return replace(self, language=language, language_layer=self.language_layer - saved)
+
+
+def quantised_bytes(rows: int, width: int, precision: TextPrecision) -> int:
+    """Of one weight: a byte a number and a float32 a row, or half a byte a number and a float32 for each 64."""
+    count = rows * width
+    return count + 4 * rows if precision == "8bit" else -(-count // 2) + 4 * -(-count // 64)
 
 
 RELEASED = Parts(
@@ -86,6 +105,7 @@ RELEASED = Parts(
     clip=4 * 123_060_480,
     vae=2 * 246_478_803,
     sound=4 * (305_613_186 + 122_155_368),
+    language_products=(*2 * ((3584, 3584), (512, 3584)), *2 * ((18_944, 3584),), (3584, 18_944)),
 )
 """Of the released checkpoints: language model in bfloat16, video VAE in float16, CLIP and sound in float32."""
 
@@ -104,6 +124,7 @@ class Setting:
 
     itemsize: int = 2
     precision: Literal["exact", "fp8"] = "exact"
+    text_precision: TextPrecision = "exact"
     modulation: Literal["resident", "tables"] = "resident"
     modulation_itemsize: int = 4
     fused: bool = True
@@ -264,11 +285,14 @@ def tables_held(size: Size, setting: Setting) -> int:
     return size.steps * size.lanes if whole else 1
 
 
-def text_work(config: TransformerConfig, size: Size, itemsize: int = 2) -> int:
+def text_work(config: TransformerConfig, size: Size, setting: Setting, parts: Parts) -> int:
     """The language model on a prompt and its template of 129 tokens: three inner tensors, which in Qwen2.5-VL-7B are
-    37/7 of the width, and the streams around them."""
+    37/7 of the width, and the streams around them. A weight that is held rounded is made whole to multiply with it."""
     width = config.in_text_dim
-    return size.batch * (size.L + 129) * (3 * width * 37 // 7 + 12 * width) * itemsize
+    whole = 0
+    if setting.text_precision != "exact":
+        whole = max((rows * width for rows, width in parts.language_products), default=0)
+    return setting.itemsize * (size.batch * (size.L + 129) * (3 * width * 37 // 7 + 12 * width) + whole)
 
 
 def footprint(
@@ -284,7 +308,9 @@ def footprint(
 
     decode: peak bytes of decoding the picture with the weights of the video VAE in it, as `codecs.tiles` tells.
     first: whether this rank also reads texts and makes sound; the others hold the transformer and the video VAE.
+    parts: as they are without `setting.text_precision`, which is applied here.
     """
+    parts = parts.in_text_precision(setting.text_precision, setting.itemsize)
     w = transformer_weights(config, setting)
     # Gathered blocks, as FSDP2 holds them: the one at work, the next one, and what the next arrives in.
     gathered = 3 * w.block * setting.shard if setting.shard > 1 else 0
@@ -301,7 +327,7 @@ def footprint(
             "picture": Phase(weights - parts.vae, decode),
         }
         if first:
-            phases["text"] = Phase(weights, WORKSPACE + text_work(config, size, setting.itemsize))
+            phases["text"] = Phase(weights, WORKSPACE + text_work(config, size, setting, parts))
             phases["sound"] = Phase(weights, SOUND_WORK)
         return Footprint(phases, w.modulation - modulation)
     if setting.offload == "block":
@@ -313,7 +339,7 @@ def footprint(
         language = parts.language
         if setting.language_streamed:
             language -= max(parts.language_layers - SLOTS, 0) * parts.language_layer
-        phases["text"] = Phase(language + parts.clip, WORKSPACE + text_work(config, size, setting.itemsize))
+        phases["text"] = Phase(language + parts.clip, WORKSPACE + text_work(config, size, setting, parts))
         phases["sound"] = Phase(parts.sound + parts.vae, SOUND_WORK)
     return Footprint(phases, w.total + others)
 

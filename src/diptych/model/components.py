@@ -16,7 +16,8 @@ from diptych.model.catalogue import OnBytes
 from diptych.model.checkpoint import Checkpoint
 from diptych.model.inventory import Component, Rename
 from diptych.model.keys import language_model_name
-from diptych.model.loading import ParametersOnMeta, cast_floats, load_into
+from diptych.model.loading import ParametersOnMeta, Place, cast_floats, load_into, place_at
+from diptych.model.quantised import quantise_linears
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo, MMAudioVAE, MMAudioVocoder
@@ -66,12 +67,21 @@ def load_vocoder(
 
 
 def load_text_encoder(
-    checkpoint: Checkpoint, device: Device, dtype: torch.dtype, on_bytes: OnBytes | None = None
+    checkpoint: Checkpoint,
+    device: Device,
+    dtype: torch.dtype,
+    on_bytes: OnBytes | None = None,
+    *,
+    form: str | None = None,
+    home: Device | None = None,
 ) -> Qwen2_5_VLTextModel:
     """The language model of Qwen2.5-VL: token ids (B, L) to `last_hidden_state` (B, L, in_text_dim), after the norm.
 
     That is `hidden_states[-1]` of the whole model. Its vision tower and word head, 1.2 billion parameters, serve
     prompt expansion only and are not read.
+
+    form: one of `FORMS`, in which the linear layers of its blocks are held; embeddings and norms stay as they are. A
+    weight is quantised on `device` as it is read, and put to rest on `home`: never more than one is there whole.
     """
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLTextModel
 
@@ -79,7 +89,11 @@ def load_text_encoder(
     with _understood(part.folder), ParametersOnMeta():
         config = Qwen2_5_VLConfig.from_pretrained(part.folder).text_config
         model = Qwen2_5_VLTextModel(config)
-    return _fill(model, part, device, dtype, on_bytes, language_model_name)
+    if form is None:
+        return _fill(model, part, home or device, dtype, on_bytes, language_model_name)
+    quantise_linears(model, form)
+    place = None if home is None else place_at(lambda _: torch.device(home))
+    return _fill(model, part, device, dtype, on_bytes, language_model_name, place)
 
 
 def load_clip(
@@ -145,6 +159,14 @@ def _diffusers(
     return _fill(model, part, device, dtype, on_bytes, rename)
 
 
-def _fill(model: M, part: Component, device: Device, dtype: torch.dtype, on_bytes: OnBytes | None, rename: Rename) -> M:
-    load_into(model, part, device=device, dtypes=cast_floats(dtype), rename=rename, on_bytes=on_bytes)
+def _fill(
+    model: M,
+    part: Component,
+    device: Device,
+    dtype: torch.dtype,
+    on_bytes: OnBytes | None,
+    rename: Rename,
+    place: Place | None = None,
+) -> M:
+    load_into(model, part, device=device, dtypes=cast_floats(dtype), rename=rename, on_bytes=on_bytes, place=place)
     return model.eval()

@@ -21,6 +21,7 @@ from diptych.model.fp8 import Fp8Linear
 from diptych.model.headers import StoredTensor
 from diptych.model.inventory import Component, Rename, matched
 from diptych.model.keys import Shape, current_name, stays_as_stored, transformer_keys
+from diptych.model.quantised import QuantisedLinear
 
 DtypeRule = Callable[[str, torch.dtype], torch.dtype]
 """(name in the module, stored dtype) to the dtype it is held in."""
@@ -226,7 +227,7 @@ def place_at(rests: Callable[[str], torch.device]) -> Place:
         place_plain(module, name, tensor)
         path, _, leaf = name.rpartition(".")
         owner, device = module.get_submodule(path), rests(name)
-        if isinstance(owner, Fp8Linear) and leaf == "weight":
+        if isinstance(owner, Fp8Linear | QuantisedLinear) and leaf == "weight":
             owner.weight_scale = owner.weight_scale.to(device)
         if leaf in owner._parameters:
             parameter = owner._parameters[leaf]
@@ -242,7 +243,7 @@ def place_plain(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Make a loaded tensor the parameter or buffer of this name, frozen."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
-    if isinstance(owner, Fp8Linear) and leaf == "weight":
+    if isinstance(owner, Fp8Linear | QuantisedLinear) and leaf == "weight":
         owner.take_weight(tensor)  # tensor by tensor: never more than one stands beside its quantised form
     elif leaf in owner._parameters:
         owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)

@@ -41,7 +41,9 @@ def auto_layout(task: Task, gpus: Sequence[Gpu], limits: Limits, *, world: int |
     best = next((choice for choice in found.fitting if choice.layout.pipeline == 1), None)
     if best is not None:
         return best.layout
-    free = plan(task, machine, Limits(budget=limits.budget, every=world is None)).best
+    free = plan(
+        task, machine, Limits(budget=limits.budget, text_precision=limits.text_precision, every=world is None)
+    ).best
     hint = f"{name_of(free, bfloat16=machine.card.bfloat16)} fits" if free else "not even with --offload block"
     closest = min(found.choices, key=lambda choice: choice.first.peak)
     raise LayoutError(f"layout auto finds none for {machine}: {closest.layout} {closest.why}; {hint}.")

@@ -11,7 +11,7 @@ from typing import Literal
 from diptych.codecs.tiles import decode_peak, fused_cost, plan_tiles, released_cost
 from diptych.errors import LayoutError
 from diptych.memory.budget import OFFLOADS, Planner, modes
-from diptych.memory.footprint import GIB, Footprint, Offload, Setting, footprint
+from diptych.memory.footprint import GIB, Footprint, Offload, Setting, TextPrecision, footprint
 from diptych.parallel.fit import check_fit
 from diptych.parallel.layout import Layout
 from diptych.planner.cost import Seconds, clip
@@ -31,11 +31,13 @@ SAME = 0.02
 class Limits:
     """What is fixed by who asks; None leaves it open. budget: bytes on each card, if not all of it.
 
+    text_precision: that of all ways; it is an approximation, so nothing but a wish for it brings it in.
     every: also groups that leave cards idle, and several groups side by side; else all cards work on one clip.
     """
 
     layout: Layout | None = None
     precision: Precision | None = None
+    text_precision: TextPrecision = "exact"
     offload: Offload | None = None
     modulation: Literal["resident", "tables"] | None = None
     budget: int | None = None
@@ -194,6 +196,7 @@ def _ways(
             continue  # streamed blocks come without their modulation: tables are what it has
         setting = Setting(
             precision=precision,
+            text_precision=limits.text_precision,
             modulation=modulation,
             modulation_itemsize=task.modulation_itemsize,
             fused=rates.fused,

@@ -150,8 +150,15 @@ def clip(
         velocities = size.T * size.Y * size.X * config.out_visual_dim + size.A * config.out_audio_dim
         steps += size.steps * (velocities * setting.itemsize / rates.link + COLLECTIVE)
     read = (size.L + TEMPLATE) * parts.language / rates.linear  # two operations a weight, two bytes a weight
-    text = size.lanes * max(read, parts.language / rates.copy)
-    return Seconds(text, steps, decode(tiles, layout.world, rates), _moving(config, setting, rates, parts))
+    held = parts.in_text_precision(setting.text_precision, setting.itemsize)
+    copied = parts.language if setting.text_precision == "exact" else held.language + 2 * parts.language
+    text = size.lanes * max(read, copied / rates.copy)  # rounded weights are read, written whole, and read again
+    return Seconds(text, steps, decode(tiles, layout.world, rates), _moving(config, setting, rates, held))
+
+
+def _in_turn(size: Size, layout: Layout) -> int:
+    """Forwards of a step that one half of the ranks computes."""
+    return -(-size.lanes // layout.cfg)
 
 
 def _in_turn(size: Size, layout: Layout) -> int:

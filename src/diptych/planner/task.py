@@ -108,6 +108,7 @@ def parts_of(checkpoint: Checkpoint) -> Parts:
 
     language = layer = 0
     layers = set()
+    products = []
     for tensor in checkpoint["text_encoder"].tensors.values():
         name = language_model_name(tensor.name)
         if name is None:
@@ -116,6 +117,8 @@ def parts_of(checkpoint: Checkpoint) -> Parts:
         if name.startswith("layers."):
             layers.add(name.split(".")[1])
             layer += 2 * tensor.numel
+            if name.startswith("layers.0.") and len(tensor.shape) == 2:
+                products.append((tensor.shape[0], tensor.shape[1]))
     sound = 0
     if checkpoint.has_audio:
         vae = (t.numel for t in checkpoint["audio_vae"].tensors.values() if not t.name.startswith("vocoder."))
@@ -127,4 +130,5 @@ def parts_of(checkpoint: Checkpoint) -> Parts:
         clip=4 * checkpoint["text_encoder_2"].parameters,
         vae=2 * checkpoint["vae"].parameters,
         sound=sound,
+        language_products=tuple(products),
     )

@@ -36,6 +36,8 @@ def name_of(choice: Choice, *, bfloat16: bool = True) -> str:
     if choice.replicas > 1:
         parts.insert(0, f"{choice.replicas} groups of")
         parts[0:2] = [" ".join(parts[0:2])]
+    if s.text_precision != "exact":
+        parts.append(f"text {s.text_precision}")
     if s.offload != "none":
         parts.append(f"offload {s.offload}")
     if s.modulation != "resident":
@@ -49,6 +51,8 @@ def options_of(choice: Choice) -> list[str]:
     options = [] if choice.layout.world == 1 else ["--layout", str(choice.layout)]
     if s.precision != "exact":
         options += ["--precision", s.precision]
+    if s.text_precision != "exact":
+        options += ["--text-precision", s.text_precision]
     if s.modulation != "resident":
         options += ["--modulation", s.modulation]
     if s.offload != "none":
@@ -255,13 +259,14 @@ def choice_json(plan: Plan, choice: Choice) -> dict[str, Any]:
         "layout": str(choice.layout),
         "groups": choice.replicas,
         "precision": s.precision,
+        "text_precision": s.text_precision,
         "dtype": "bfloat16" if plan.machine.card.bfloat16 else "float16",
         "offload": s.offload,
         "modulation": s.modulation,
         "resident_blocks": s.resident if s.offload == "block" else plan.task.config.num_visual_blocks,
         "feed_forward_parts": s.chunks,
         "decode_bytes": choice.decode,
-        "exact": choice.exact,
+        "exact": choice.exact and s.text_precision == "exact",
         "fits": choice.fits,
         "why_not": choice.why,
         "peak_bytes": {"first": choice.first.peak, "others": choice.others.peak},

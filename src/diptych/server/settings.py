@@ -75,6 +75,9 @@ class Settings(BaseSettings):
     device: str | None = Field(None, description="device of the engine, such as cuda or cpu")
     dtype: str | None = Field(None, description="working precision of the engine")
     precision: str = Field("exact", description="exact; or fp8, fp8:N: an approximation that every clip names")
+    text_precision: Literal["exact", "8bit", "nf4"] = Field(
+        "exact", description="exact; or 8bit, nf4: the language model in fewer bits, which every clip names"
+    )
     cache: str = Field("", description="step cache for jobs that ask for quality high, such as magcache")
     modulation: Literal["resident", "tables"] = Field("resident", description="tables needs less GPU memory")
     offload: Literal["none", "model", "block"] | None = Field(

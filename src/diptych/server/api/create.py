@@ -65,6 +65,8 @@ def normalise(
     }
     if settings.precision != "exact":
         spec["warnings"].append("precision_fp8")
+    if settings.text_precision != "exact":
+        spec["warnings"].append(f"text_precision_{settings.text_precision}")
     if cache is not None:  # a key only where it says something: requests of before it keep their digest
         spec |= {"cache": cache, "warnings": [*spec["warnings"], "step_cache"]}
     _check_scheme(given, image)
@@ -168,10 +170,12 @@ def _cache(given: dict[str, Any], settings: Settings) -> str | None:
 
 def _quality(given: dict[str, Any], settings: Settings, cache: str | None) -> str:
     """What was asked for, unless something approximates: then only `high` is honest."""
-    if settings.precision == "exact":
+    approximate = [] if settings.precision == "exact" else [settings.precision]
+    approximate += [] if settings.text_precision == "exact" else [f"text precision {settings.text_precision}"]
+    if not approximate:
         return str(given.get("quality", "lossless" if cache is None else "high"))
     if given.get("quality", "high") != "high":
-        text = f"this server computes in {settings.precision}, so only high"
+        text = f"this server computes in {' and '.join(approximate)}, so only high"
         raise invalid("quality", given["quality"], text, "feature_not_enabled")
     return "high"
 

@@ -83,6 +83,7 @@ def _model(service: Service, about: dict[str, Any], name: str) -> dict[str, Any]
             "features": {
                 "layout": about.get("layout", ""),
                 "precision": s.precision,
+                "text_precision": s.text_precision,
                 "cache": s.cache or None,
                 "previews": bool(s.preview_every),
                 "replicas": s.replicas,

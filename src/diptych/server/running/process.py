@@ -30,6 +30,7 @@ class EngineProcess:
             "device": settings.device,
             "dtype": settings.dtype,
             "precision": settings.precision,
+            "text_precision": settings.text_precision,
             "modulation": settings.modulation,
             "offload": settings.offload,
             "memory": settings.memory,

@@ -100,6 +100,7 @@ class Worker:
             device=options["device"],
             dtype=options["dtype"],
             precision=options["precision"],
+            text_precision=options["text_precision"],
             modulation=options["modulation"],
             offload=options["offload"],
             memory=options["memory"],
