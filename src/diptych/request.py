@@ -52,6 +52,8 @@ class ClipDefaults:
     distilled: bool = False
     has_audio: bool = True
     has_image: bool = True
+    example: str = ""
+    """A prompt of the kind the checkpoint knows; empty: it knows any."""
 
 
 @dataclass(frozen=True)

@@ -329,11 +329,18 @@ def test_a_folder_may_say_its_own_defaults(tiny_base, tmp_path):
     folder.mkdir()
     for entry in tiny_base.iterdir():
         (folder / entry.name).symlink_to(entry)
-    (folder / "diptych.json").write_text('{"width": 96, "height": 64, "frames": 49, "steps": 20}')
+    (folder / "diptych.json").write_text(
+        '{"width": 96, "height": 64, "frames": 49, "steps": 20, "example": "a red circle"}'
+    )
     defaults = Checkpoint.open(folder).defaults
     assert (defaults.width, defaults.height, defaults.frames, defaults.steps) == (96, 64, 49, 20)
-    assert (defaults.fps, defaults.guidance) == (24.0, 5.0)
-    for text, sentence in (('{"wide": 96}', "unknown key wide"), ('{"width": 95}', "width = 95 is not accepted")):
+    assert (defaults.fps, defaults.guidance, defaults.example) == (24.0, 5.0, "a red circle")
+    refused = {
+        '{"wide": 96}': "unknown key wide",
+        '{"width": 95}': "width = 95 is not accepted",
+        '{"example": 1}': "prompt",
+    }
+    for text, sentence in refused.items():
         (folder / "diptych.json").write_text(text)
         with pytest.raises(CheckpointError, match=sentence):
             Checkpoint.open(folder).defaults

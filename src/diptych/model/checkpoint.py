@@ -140,7 +140,7 @@ class Checkpoint:
         """What a request is filled from, and what it may ask for.
 
         The published values, unless the folder has a `diptych.json` that says otherwise for some of width, height,
-        frames, fps, steps and guidance. Raises `CheckpointError` for one that cannot be.
+        frames, fps, steps, guidance and example. Raises `CheckpointError` for one that cannot be.
         """
         published = ClipDefaults(
             steps=10 if self.distilled else 50,
@@ -153,11 +153,11 @@ class Checkpoint:
         if not file.is_file():
             return published
         own = read_json(file)
-        strange = sorted(set(own) - {"width", "height", "frames", "fps", "steps", "guidance"})
+        strange = sorted(set(own) - {"width", "height", "frames", "fps", "steps", "guidance", "example"})
         if strange:
             raise CheckpointError(f"{file}: unknown key {strange[0]}")
         try:
-            ClipRequest("a clip", **own)
+            ClipRequest(own.get("example", "a clip"), **{name: own[name] for name in own if name != "example"})
         except RequestError as error:
             raise CheckpointError(f"{file}: {error}") from None
         return replace(published, **own)

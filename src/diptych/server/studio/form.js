@@ -25,6 +25,7 @@ export function setModel(found) {
     return;
   }
   drawShapes(d);
+  if (d.example) $("prompt").placeholder = d.example;
   $("steps").max = model.limits.max_steps;
   $("outputs").max = model.limits.max_outputs;
   $("guidance-row").hidden = $("negative-row").hidden = d.distilled;
