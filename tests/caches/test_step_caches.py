@@ -141,6 +141,23 @@ def test_an_engine_has_a_cache_and_a_request_may_have_another(tiny_base, engine,
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_taylor_keeps_what_is_counted(order):
+    settings = TaylorSettings(order=order)
+    cache = settings.start(Run(1, 20))
+    for step in range(8):
+        cache.keep(0, step, Residual(torch.ones(1, 4, 2), None))
+    assert len(cache._differences[0]) == CachePlan(settings, (), "tiny").kept
+
+
+def test_memory_is_planned_with_all_that_a_cache_keeps(engine):
+    """Of a series of four tensors for each of two lanes, two more a lane than of a series of two."""
+    clips = [engine.generate(REQUEST, cache=f"taylor:{order}") for order in (1, 3)]
+    two, four = (clip.report["memory"]["predicted"]["denoise"] for clip in clips)
+    _, T, Y, X = clips[0].latents["video"].shape
+    assert four - two == 2 * 2 * T * (Y // 2) * (X // 2) * engine.checkpoint.transformer.model_dim * 4
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_taylor_continues_a_line_exactly_and_a_curve_by_its_differences(order):
     cache = Taylor(TaylorSettings(order=order), Run(1, 20))
     for step in (0, 3, 6, 9):

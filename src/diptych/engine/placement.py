@@ -33,10 +33,6 @@ STAGES: dict[str, tuple[str, ...]] = {
 """The offloaded components that each stage has on the device."""
 
 
-KEPT = 2
-"""Tensors of the video stream's size that a step cache holds for each lane, at most: two residuals."""
-
-
 def parts_held(options: Options) -> Parts:
     """Bytes of the weights around the transformer, in the dtypes of this engine, before any is rounded further."""
     parts = parts_of(options.checkpoint)  # counted at two bytes
@@ -183,7 +179,7 @@ class Placement:
         for guest in self.visiting.values():  # brought in ahead for a clip that was stopped
             guest.drop()
         size = size_of(resolved, clips, tail)
-        setting = replace(setting_of(self.options), kept=0 if cache is None else KEPT * size.lanes)
+        setting = replace(setting_of(self.options), kept=0 if cache is None else cache.kept * size.lanes)
         decode = decode_for(resolved, self.options.decode_budget, self.cost)
         plan = self.planner.plan(size, setting, decode, self.options.memory)
         if plan is None:

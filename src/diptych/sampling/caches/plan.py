@@ -14,6 +14,7 @@ from diptych.sampling.caches.base import Known, Run, StepCache
 from diptych.sampling.caches.cachedit import CacheDiTSettings
 from diptych.sampling.caches.calibration import Calibration, published
 from diptych.sampling.caches.spec import Settings, describe, parse
+from diptych.sampling.caches.taylor import TaylorSettings
 
 _NEEDS = {"ratios": "ratios", "polynomial": "a polynomial"}
 
@@ -41,6 +42,16 @@ class CachePlan:
         if checkpoint.transformer == PRO:
             calibrations.append(published())
         return cls(settings, tuple(calibrations), checkpoint.name)
+
+    @property
+    def kept(self) -> int:
+        """Tensors of the video stream's size that are held for each lane: two residuals at most, or their series."""
+        match self.settings:
+            case TaylorSettings(order=order):
+                return order + 1
+            case CacheDiTSettings(order=order) if order:
+                return 2 * order + 3
+        return 2
 
     def check(self, resolved: ResolvedRequest) -> None:
         """Raise `RequestError` where this cache would have to know what was never calibrated."""
