@@ -18,8 +18,9 @@ from typing import Any, Literal
 
 from packaging.requirements import Requirement
 
+from diptych.memory.footprint import GIB
 from diptych.model.catalogue import CATALOGUE
-from diptych.planner.cards import GIB, card_shown
+from diptych.planner.cards import card_shown
 from diptych.planner.machine import Gpu, gpus_here, host_memory
 
 State = Literal["ok", "note", "bad"]

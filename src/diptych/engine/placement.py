@@ -19,7 +19,7 @@ from diptych.memory.budget import Decode, Plan, Planner, modes, shown, slack
 from diptych.memory.footprint import GIB, Offload, Parts, Setting, Size, transformer_weights
 from diptych.memory.offload import Offloaded
 from diptych.planner.options import check_offload
-from diptych.planner.task import parts_of
+from diptych.planner.task import modulation_itemsize, parts_of
 from diptych.request import ClipRequest, ResolvedRequest
 from diptych.sampling.caches import CachePlan
 
@@ -52,22 +52,15 @@ def has_kernels(device: torch.device) -> bool:
 
 def setting_of(options: Options) -> Setting:
     """How an engine runs, as the prediction of its memory wants it told."""
-    stored = (t for t in options.checkpoint["transformer"].tensors.values() if "modulation" in t.name)
-    layout = options.layout
     return Setting(
         itemsize=options.dtype.itemsize,
         precision=options.precision,
         text_precision=options.text_precision,
         modulation=options.modulation,
-        modulation_itemsize=max((t.nbytes // max(t.numel, 1) for t in stored), default=4),
+        modulation_itemsize=modulation_itemsize(options.checkpoint),
         fused=has_kernels(options.device) and options.dtype.itemsize == 2,
         offload=options.offload,
-        cfg=layout.cfg,
-        ulysses=layout.ulysses,
-        ring=layout.ring,
-        tensor=layout.tensor,
-        shard=layout.shard,
-        pipeline=layout.pipeline,
+        **vars(options.layout),
     )
 
 

@@ -118,7 +118,7 @@ class Setting:
     in distilled ones). fused: whether the element-wise kernels run (half precision, Ampere or newer).
     resident: fused blocks that stay with `offload="block"`; two more are always in flight. language_streamed: the
     language model too comes layer by layer. chunks: parts in which the feed-forward on video tokens runs.
-    cfg, ulysses, ring, tensor, shard, pipeline: the layout.
+    cfg, ulysses, ring, tensor, shard, pipeline: the axes of the layout, under their names there.
     kept: tensors of the size of the video stream that a step cache holds.
     """
 

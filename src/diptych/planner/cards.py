@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass
 
 from diptych.errors import RequestError
-
-GIB = 1 << 30
+from diptych.memory.footprint import GIB
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,12 +201,7 @@ def _ways(
             modulation_itemsize=task.modulation_itemsize,
             fused=rates.fused,
             offload=offload,
-            cfg=layout.cfg,
-            ulysses=layout.ulysses,
-            ring=layout.ring,
-            tensor=layout.tensor,
-            shard=layout.shard,
-            pipeline=layout.pipeline,
+            **vars(layout),
         )
         if offload in modes(setting):
             yield _weigh(task, machine, rates, budget, layout, replicas, setting)

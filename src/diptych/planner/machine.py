@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diptych.errors import RequestError
-from diptych.planner.cards import GIB, Card, card_named, card_shown
+from diptych.memory.footprint import GIB
+from diptych.planner.cards import Card, card_named, card_shown
 
 MAX_GPUS = 16
 """In one host; several hosts are planned one at a time."""

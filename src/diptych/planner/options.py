@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from diptych.errors import RequestError
-from diptych.memory.footprint import Offload
+from diptych.memory.footprint import GIB, Offload
 from diptych.parallel.layout import Layout
-from diptych.planner.cards import CARDS, GIB
+from diptych.planner.cards import CARDS
 from diptych.planner.machine import Machine
 from diptych.planner.rates import Rates
 

@@ -97,9 +97,13 @@ def _published(name: str) -> str | None:
 
 
 def _read(checkpoint: Checkpoint) -> tuple[TransformerConfig, ClipDefaults, Parts, int]:
+    return checkpoint.transformer, checkpoint.defaults, parts_of(checkpoint), modulation_itemsize(checkpoint)
+
+
+def modulation_itemsize(checkpoint: Checkpoint) -> int:
+    """Bytes that a stored modulation weight takes."""
     tensors = checkpoint["transformer"].tensors.values()
-    itemsize = max((t.nbytes // max(t.numel, 1) for t in tensors if "modulation" in t.name), default=4)
-    return checkpoint.transformer, checkpoint.defaults, parts_of(checkpoint), itemsize
+    return max((t.nbytes // max(t.numel, 1) for t in tensors if "modulation" in t.name), default=4)
 
 
 def parts_of(checkpoint: Checkpoint) -> Parts:
