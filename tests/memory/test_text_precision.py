@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,10 @@ from diptych.model.checkpoint import Checkpoint
 from diptych.model.components import load_clip, load_clip_tokenizer, load_text_encoder, load_tokenizer
 from diptych.model.config import PRO
 from diptych.model.quantised import FORMS, Int8Linear, QuantisedLinear, quantise_linears
+from diptych.parallel.layout import Layout
+from diptych.planner.choices import Limits, plan
+from diptych.planner.machine import machine_of
+from diptych.planner.task import task_of
 from diptych.request import ClipRequest
 
 REQUEST = ClipRequest("a red ball rolls over the snow", width=64, height=48, frames=5, steps=2, guidance=3.0, seed=7)
@@ -195,3 +201,16 @@ def test_nf4_without_its_package_is_refused_and_8bit_is_not(tiny_base, monkeypat
     ):
         pick_text_precision("nf4")
     assert pick_text_precision("8bit") == "8bit"
+
+
+def test_the_document_tells_what_is_counted():
+    """docs/memory.md: what the first rank holds where the weights of Pro are in eight pieces."""
+    text = (Path(__file__).parents[2] / "docs" / "memory.md").read_text()
+    rows = dict(re.findall(r"^\| `(exact|8bit|nf4)` \|.*?\| ([\d.]+ GiB \| [\d.]+ GiB) \|", text, re.M))
+    task, machine = task_of("pro"), machine_of("8xH100-80")
+    for precision in ("exact", "8bit", "nf4"):
+        fixed = Limits(layout=Layout(ulysses=8, shard=8), precision="exact", text_precision=precision)
+        best = plan(task, machine, fixed).best
+        language = RELEASED.in_text_precision(precision, 2).language
+        assert rows.pop(precision) == f"{language / GIB:.1f} GiB | {best.first.peak / GIB:.1f} GiB"
+    assert f"{best.others.peak / GIB:.1f} GiB on each of the others" in " ".join(text.split())

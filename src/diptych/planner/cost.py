@@ -161,11 +161,6 @@ def _in_turn(size: Size, layout: Layout) -> int:
     return -(-size.lanes // layout.cfg)
 
 
-def _in_turn(size: Size, layout: Layout) -> int:
-    """Forwards of a step that one half of the ranks computes."""
-    return -(-size.lanes // layout.cfg)
-
-
 def _piped(c: TransformerConfig, size: Size, layout: Layout, s: Setting, rates: Rates, one: Forward) -> float:
     """Seconds of all steps through P stages, by PipeFusion's defaults: the first steps whole, then in 2 P patches.
 
