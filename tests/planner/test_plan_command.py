@@ -79,6 +79,21 @@ def test_the_command_that_it_prints_asks_for_what_was_planned():
     assert "--guidance" not in command("--model", "lite-distill")
 
 
+def test_a_language_model_in_fewer_bits_is_planned_with_by_name():
+    """Lite on a 4090 fits beside its exact text encoder only where that comes and goes; in 4 bits it stays."""
+    asked = ("--model", "lite-distill", "--gpus", "1x4090")
+    exact, nf4 = (json.loads(run(*asked, *more, "--json").stdout)["best"] for more in ((), ("--text-precision", "nf4")))
+    assert (exact["text_precision"], exact["exact"], nf4["text_precision"], nf4["exact"]) == (
+        "exact",
+        True,
+        "nf4",
+        False,
+    )
+    assert (exact["offload"], nf4["offload"]) == ("model", "none")
+    assert nf4["options"][:2] == ["--text-precision", "nf4"]
+    assert "Best: single, bfloat16, text nf4:" in run(*asked, "--text-precision", "nf4").stdout
+
+
 def test_json_has_everything(tiny_base):
     told = json.loads(run("--model", str(tiny_base), "--gpus", "2xT4", "--geometry", "64x48x9", "--json").stdout)
     assert told["model"] == str(tiny_base)
@@ -120,6 +135,7 @@ def test_it_draws_who_holds_what(tmp_path):
         (("--gpus", "t4", "--clips", "0"), "clips = 0 is not accepted: a whole number from 1"),
         (("--gpus", "t4", "--steps", "0"), "steps = 0 is not accepted"),
         (("--gpus", "t4", "--precision", "fp4"), "precision = 'fp4' is not accepted: one of exact, fp8"),
+        (("--gpus", "t4", "--text-precision", "4bit"), "text-precision = '4bit' is not accepted: one of exact, 8bit"),
         (("--gpus", "t4", "--offload", "all"), "offload = 'all' is not accepted: one of none, model, block"),
         (("--gpus", "t4", "--modulation", "x"), "modulation = 'x' is not accepted: one of resident, tables"),
         (("--gpus", "t4", "--memory", "much"), "memory = 'much' is not accepted: a size such as 6GiB"),

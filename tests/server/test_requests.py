@@ -211,6 +211,21 @@ def test_precisions_that_exist_are_taken(precision: str) -> None:
     assert ("precision_fp8" in made["warnings"]) == (precision != "exact")
 
 
+@pytest.mark.parametrize("precision", ["8bit", "nf4"])
+def test_a_language_model_in_fewer_bits_is_an_approximation_too(precision: str) -> None:
+    given = read_fields({"prompt": "a lamp"})[0]
+    for flags, told in (([], ""), (["--precision", "fp8"], "fp8 and ")):
+        rounded = load(["some/model", "--text-precision", precision, *flags])
+        made = normalise(given, [], None, RELEASED, rounded)
+        assert made["quality"] == "high"
+        assert f"text_precision_{precision}" in made["warnings"]
+        with pytest.raises(Problem, match=f"computes in {told}text precision {precision}, so only high") as refused:
+            normalise(given | {"quality": "exact"}, [], None, RELEASED, rounded)
+        assert refused.value.code == "feature_not_enabled"
+    with pytest.raises(SettingsError, match="--text-precision"):
+        load(["some/model", "--text-precision", "4bit"])
+
+
 @pytest.mark.parametrize("precision", ["fp4", "fp8:", "fp8:x", "exact:1"])
 def test_a_precision_that_does_not_exist_is_refused_in_one_sentence(precision: str) -> None:
     with pytest.raises(SettingsError, match=f"--precision = '{precision}': exact, fp8, or fp8:1"):
