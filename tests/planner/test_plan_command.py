@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -105,6 +106,16 @@ def test_json_has_everything(tiny_base):
         parts = [value for name, value in seconds.items() if name != "total"]
         assert seconds["total"] == pytest.approx(sum(parts))
         assert choice["peak_bytes"]["first"] == max(p["weights"] + p["work"] for p in choice["phases"].values())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("buffered", [True, False])
+def test_standard_output_that_is_full_is_one_sentence(buffered):
+    """Met while something is printed, or only when the buffer is emptied at the end."""
+    command = [sys.executable, *([] if buffered else ["-u"]), "-m", "diptych", "plan", "--gpus", "t4", "--rows", "1"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "diptych: cannot write to standard output: no space left on device.\n")
 
 
 def test_nothing_that_fits_is_told_with_the_status():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -48,6 +49,8 @@ app.add_typer(client_app, name="client", help="Talk to a running server: submit,
 app.add_typer(bench_app, name="bench", help="Measure forwards, decodes and loading, and what the machine can do.")
 app.add_typer(checkpoint_app, name="checkpoint", help="Write a tiny checkpoint, or look into any.")
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def run() -> None:
     """Entry point. Exit status: 0 done, 1 some of many failed or a rank was lost, 2 something to correct, 130 stopped
@@ -57,7 +60,16 @@ def run() -> None:
             stream.reconfigure(errors="backslashreplace")
     warnings.filterwarnings("ignore", module="PIL")  # of a picture that is refused, and in one sentence
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # None where the caller closed it
+                sys.stdout.flush()  # what cannot be written is told below, not by the interpreter at its end
+    except OSError as error:  # of files that are written in full or not at all, `MediaError` tells
+        if error.errno not in _FULL or os.environ.get("DIPTYCH_DEBUG"):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no other place to go
+        sys.exit(_say(f"cannot write to standard output: {str(error.strerror).lower()}.", 1))
     except UserError as error:
         if os.environ.get("DIPTYCH_DEBUG"):
             raise
