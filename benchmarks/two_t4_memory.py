@@ -24,7 +24,7 @@ from torch import nn
 from diptych.attention import Role
 from diptych.bench.forward import machine
 from diptych.bench.geometry import Geometry, config_named, random_transformer
-from diptych.bench.layouts import _ranks
+from diptych.bench.layouts import process_group
 from diptych.bench.random_clip import denoised
 from diptych.codecs.audio import decode_audio
 from diptych.codecs.tiles import plan_tiles
@@ -83,7 +83,7 @@ def language(small: bool) -> None:
 
 def denoise(geometry: Geometry, small: bool) -> None:
     config = config_named("tiny" if small else "lite", None).distilled()
-    with _ranks(LAYOUT, DEVICE, simulate=True):
+    with process_group(LAYOUT, DEVICE, simulate=True):
         sharing = sharing_for(LAYOUT, DEVICE, dict.fromkeys(Role, "sdpa-efficient") if DEVICE.type == "cuda" else None)
         model = random_transformer(config, DEVICE, torch.float16)
         for name, parameter in model.named_parameters():  # the recipe holds it so, whatever the files hold

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from diptych.attention.collectives import Traffic, start_all_gather, start_all_reduce, start_all_to_all
 from diptych.attention.place import Group
 from diptych.bench.geometry import Geometry
-from diptych.bench.layouts import _ranks, bench_layouts
+from diptych.bench.layouts import bench_layouts, process_group
 from diptych.parallel import Layout
 
 CPU = torch.device("cpu")
 
 
 def test_an_exchange_brings_what_this_rank_sends():
-    with _ranks(Layout(ulysses=3), CPU, simulate=True):
+    with process_group(Layout(ulysses=3), CPU, simulate=True):
         group = Group(dist.group.WORLD.group_name, 3, 0)
         with Traffic() as traffic:
             there = start_all_to_all(torch.arange(5.0), [2, 2, 1], [2, 4, 6], group).wait()
@@ -34,7 +34,7 @@ def test_afterwards_collectives_are_real_again():
         return [torch._C._dispatch_has_kernel_for_dispatch_key(f"_c10d_functional::{name}", "CPU") for name in names]
 
     for _ in range(2):
-        with _ranks(Layout(ulysses=2), CPU, simulate=True):
+        with process_group(Layout(ulysses=2), CPU, simulate=True):
             assert all(played())
         assert not any(played())
 

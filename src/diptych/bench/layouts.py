@@ -20,10 +20,11 @@ from diptych.attention.collectives import Traffic
 from diptych.bench.forward import machine
 from diptych.bench.geometry import Geometry, Inputs, config_named, random_inputs, random_transformer
 from diptych.bench.timing import median
-from diptych.engine.sharing import check_fit, sharing_for
+from diptych.engine.sharing import sharing_for
 from diptych.errors import LayoutError
 from diptych.model.transformer import Transformer
 from diptych.parallel import Layout, TokenShard
+from diptych.parallel.fit import check_fit
 from diptych.sampling.denoiser import Denoiser
 
 GUIDED_LANES = 2
@@ -110,7 +111,7 @@ def measure_layout(
     simulate: bool = True,
 ) -> dict[str, Any]:
     """One rank's forward under `layout`; as `bench_layouts`, which does this for many. Warmed up once."""
-    with _ranks(layout, device, simulate=simulate):
+    with process_group(layout, device, simulate=simulate):
         return _measure(layout, model, inputs, geometry, device, repeats, link)
 
 
@@ -155,7 +156,9 @@ def _measure(
 
 
 @contextmanager
-def _ranks(layout: Layout, device: torch.device, *, simulate: bool) -> Iterator[None]:
+def process_group(layout: Layout, device: torch.device, *, simulate: bool) -> Iterator[None]:
+    """The default process group of a layout's ranks, ended afterwards: torchrun's, or one in which this process plays
+    the first rank. Raises `LayoutError` where torchrun started another number."""
     exchanges: AbstractContextManager[None] = nullcontext()
     if simulate:
         from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -31,12 +31,12 @@ from diptych.engine.order import Order, take_batch
 from diptych.engine.placement import settled
 from diptych.engine.progress import OnProgress, Progress
 from diptych.engine.runner import Runner
-from diptych.engine.sharing import check_fit
 from diptych.engine.stages import Stages
 from diptych.errors import LayoutError, RequestError
 from diptych.media.clip import Clip
 from diptych.media.files import check_folder
 from diptych.model.checkpoint import Checkpoint
+from diptych.parallel.fit import check_fit
 from diptych.parallel.layout import Layout
 from diptych.planner.choices import Limits
 from diptych.request import ClipDefaults, ClipRequest

@@ -11,7 +11,6 @@ from diptych.attention import LocalAttend, Role
 from diptych.parallel import GuidancePair, Layout, SequenceAttend, TokenShard
 from diptych.parallel.agreement import Agreement
 from diptych.parallel.deal import Deal
-from diptych.parallel.fit import check_fit as check_fit
 from diptych.parallel.patches import PatchAttend, PatchShard
 from diptych.parallel.stages import Stages
 from diptych.sampling.denoiser import Combine, combine_serial
