@@ -255,13 +255,19 @@ def test_the_printed_settings_can_be_read_back_and_hide_keys(tmp_path: Path) -> 
     [
         (["--port", "99999"], "--port = '99999'"),
         (["--warm-up", "3x3"], "not WIDTHxHEIGHTxFRAMES"),
-        (["--layout", "a=1", "--layout", "b=1"], "one for each of the 1 replicas"),
+        (["--layout", "cfg=2", "--layout", "ring=2"], "one for each of the 1 replicas"),
         (["--gpus", "0,1,2", "--replicas", "2"], "cannot be divided evenly"),
         (["--api-key", "short"], "at least 8 characters"),
         (["--replicas", "0"], "needs a database"),
         (["--root-path", "studio"], "starts with /"),
         (["--config", "/nowhere.yaml"], "is no file"),
         (["--on-restart", "explode"], "--on-restart = 'explode'"),
+        (["--memory", "0"], "--memory = '0': a size such as 6GiB"),
+        (["--layout", "ulysses=0"], "layout ulysses = 0 is not accepted"),
+        (
+            ["--layout", "ulysses=2,shard=2", "--offload", "model"],
+            "offload = 'model' is not accepted: layout ulysses=2",
+        ),
     ],
 )
 def test_a_bad_setting_is_one_sentence(flags: list[str], sentence: str) -> None:

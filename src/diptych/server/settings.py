@@ -19,7 +19,9 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from diptych.errors import UserError
+from diptych.errors import RequestError, UserError
+from diptych.parallel.layout import Layout
+from diptych.planner.options import check_offload, pick_bytes
 from diptych.server.shape import warm_up_shape
 
 Names = Annotated[list[str], NoDecode]
@@ -170,6 +172,23 @@ class Settings(BaseSettings):
             raise ValueError("exact, fp8, or fp8:1 for a first step with exact attention")
         return value
 
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, value: str | None) -> str | None:
+        try:
+            pick_bytes("memory", value)
+        except RequestError as error:
+            raise ValueError(error.accepted) from None
+        return value
+
+    @field_validator("layout")
+    @classmethod
+    def _layouts(cls, value: list[str]) -> list[str]:
+        for text in value:
+            if text != "auto":
+                Layout.parse(text)
+        return value
+
     @field_validator("cache")
     @classmethod
     def _cache(cls, value: str) -> str:
@@ -186,6 +205,8 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if len(self.layout) > 1 and len(self.layout) != self.replicas:
             raise ValueError(f"layout: give one, or one for each of the {self.replicas} replicas")
+        for text in self.layout:
+            check_offload(self.offload, None if text == "auto" else Layout.parse(text))
         if self.gpus is not None and self.replicas and len(self.gpu_list()) % self.replicas:
             raise ValueError(f"gpus: {self.gpus} cannot be divided evenly among {self.replicas} replicas")
         if not self.replicas and not self.database:
