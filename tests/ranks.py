@@ -27,6 +27,8 @@ from typing import Any
 import pytest
 
 MOST = 4
+MOST_GROUPS = 32
+"""A mesh is several groups, a group a thread of gloo: kept for the whole session they were over a thousand a rank."""
 SECONDS = 60
 
 
@@ -39,14 +41,14 @@ class RankPool:
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._pipes: list[Connection] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        self._generation, self._world = 0, 0
+        self._generation, self._world, self._groups = 0, 0, 0
 
     def run(self, world: int, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> list[Any]:
         assert 1 <= world <= MOST, f"between 1 and {MOST} ranks, not {world}"
         if not self._processes:
             self._start()
-        if world != self._world:
-            self._generation, self._world = self._generation + 1, world
+        if world != self._world or self._groups > MOST_GROUPS:
+            self._generation, self._world, self._groups = self._generation + 1, world, 0
         rendezvous = str(Path(self._folder.name) / f"{self._generation}")
         for rank in range(world):
             self._pipes[rank].send_bytes(pickle.dumps((world, rank, rendezvous, seconds, function, args)))
@@ -62,11 +64,12 @@ class RankPool:
             for pipe in ready:
                 rank = self._pipes.index(pipe)
                 try:
-                    fine, value = pickle.loads(pipe.recv_bytes())
+                    fine, value, groups = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     self.close()
                     raise RankError(f"rank {rank} of {world} died") from None
                 (results if fine else failures)[rank] = value
+                self._groups = max(self._groups, groups)
                 if not fine:  # the others may be waiting for it in a collective: for a moment only
                     deadline = min(deadline, time.monotonic() + 2)
         if failures:
@@ -163,4 +166,5 @@ def _serve(pipe: Connection) -> None:
             answer = (True, function(*args))
         except BaseException:
             answer = (False, traceback.format_exc())
-        pipe.send_bytes(pickle.dumps(answer))
+        groups = len(dist.distributed_c10d._world.pg_map)
+        pipe.send_bytes(pickle.dumps((*answer, groups)))

@@ -100,6 +100,8 @@ def place_of(ring: int, ulysses: int) -> Place:
     """This rank's place; groups are made once, since making them costs more than a whole case."""
     key = (dist.group.WORLD, ring, ulysses)
     if key not in _places:
+        if any(world is not dist.group.WORLD for world, *_ in _places):
+            _places.clear()  # they keep groups that were ended, and the threads of these
         _places[key] = Place.from_mesh(init_device_mesh("cpu", (ring, ulysses), mesh_dim_names=("ring", "ulysses")))
     return _places[key]
 

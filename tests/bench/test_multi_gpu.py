@@ -120,10 +120,10 @@ if rank == 0:
 def test_ranks_that_fail_or_hang_cost_one_section(tmp_path):
     told = []
     command = [sys.executable, "-S", "-c", PROGRAM, str(tmp_path)]
-    world = multi_gpu.World(2, ["good", "fails", "hangs", "last"], tmp_path, command, silence=2.0)
+    world = multi_gpu.World(2, ["good", "fails", "hangs", "last"], tmp_path, command, silence=5.0)
     start = time.monotonic()
-    found = world.run(40.0, lambda: told.append(json.dumps(world.results)))
-    assert time.monotonic() - start < 30
+    found = world.run(60.0, lambda: told.append(json.dumps(world.results)))
+    assert time.monotonic() - start < 40  # its sleeping ranks were not waited for
     assert {name: section["state"] for name, section in found.items()} == {
         "good": "done",
         "fails": "failed",

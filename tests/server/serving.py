@@ -101,7 +101,7 @@ class Serving:
                 time.sleep(0.04)
 
 
-def processes_with(text: str, seconds: float = 5) -> list[int]:
+def processes_with(text: str, seconds: float = 20) -> list[int]:
     """Processes whose command line holds `text`, once they had time to end."""
     deadline = time.monotonic() + seconds
     while True:
