@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from diptych.request import ClipRequest as ClipRequest
 
 __version__ = "0.1.0"
+
+# Where bitsandbytes is installed, diffusers imports it, and on some CPUs it warns of a kernel that is not used here.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 _HOMES = {
     "Cancelled": "diptych.errors",

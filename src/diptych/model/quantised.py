@@ -6,7 +6,6 @@ are all there is to save.
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Self
 
 import torch
@@ -90,8 +89,7 @@ class Nf4Linear(QuantisedLinear):
 
 
 def _bitsandbytes() -> Any:
-    """Its functions. On some CPUs it warns of a kernel that it does not find, and which is not used here."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    """Its functions."""
     from bitsandbytes import functional
 
     return functional
