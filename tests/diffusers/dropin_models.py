@@ -67,12 +67,12 @@ def distilled_model() -> Any:
     return Kandinsky6Transformer3DModel(**TINY.distilled().to_dict())
 
 
-def flux_model(guidance: bool = False) -> Any:
+def flux_model(guidance: bool = False, blocks: int = 2) -> Any:
     """5 heads of 8: nothing divides."""
     return FluxTransformer2DModel(
         in_channels=8,
-        num_layers=2,
-        num_single_layers=2,
+        num_layers=blocks,
+        num_single_layers=blocks,
         attention_head_dim=8,
         num_attention_heads=5,
         joint_attention_dim=24,
@@ -82,15 +82,15 @@ def flux_model(guidance: bool = False) -> Any:
     )
 
 
-def hunyuan_model(condition: str | None = None, guidance: bool = True) -> Any:
+def hunyuan_model(condition: str | None = None, guidance: bool = True, blocks: int = 2) -> Any:
     """3 heads of 8."""
     return HunyuanVideoTransformer3DModel(
         in_channels=9 if condition == "latent_concat" else 4,
         out_channels=4,
         num_attention_heads=3,
         attention_head_dim=8,
-        num_layers=2,
-        num_single_layers=2,
+        num_layers=blocks,
+        num_single_layers=blocks,
         num_refiner_layers=1,
         text_embed_dim=20,
         pooled_projection_dim=16,
@@ -106,7 +106,9 @@ BUILDERS: dict[str, Any] = {
     "kandinsky6-distilled": distilled_model,
     "flux": flux_model,
     "flux-guidance": lambda: flux_model(True),
+    "flux-short": lambda: flux_model(blocks=1),
     "hunyuan": hunyuan_model,
+    "hunyuan-short": lambda: hunyuan_model(blocks=1),
     "hunyuan-concat": lambda: hunyuan_model("latent_concat", False),
     "hunyuan-replace": lambda: hunyuan_model("token_replace"),
 }

@@ -16,6 +16,8 @@ CALLS = {
     "hunyuan": Call("hunyuan", hidden_text=2),
 }
 """45, 15 and 45 tokens, 5 or 3 heads: uneven on two ranks."""
+WHOLE = CALLS | {"flux": Call("flux-short"), "hunyuan": Call("hunyuan-short", hidden_text=2)}
+"""As a whole, a second block of a kind is compiled for what the first has shown."""
 
 
 GRAPHS = {
@@ -30,7 +32,8 @@ GRAPHS = {
 
 @pytest.mark.parametrize(("name", "how"), GRAPHS)
 def test_no_break(ranks, name: str, how: str) -> None:
-    for result in ranks(2)(compiled, Layout(ulysses=2), [CALLS[name]], how == "whole"):
+    call = (WHOLE if how == "whole" else CALLS)[name]
+    for result in ranks(2)(compiled, Layout(ulysses=2), [call], how == "whole"):
         assert result["breaks"] == 0
         assert result["graphs"] == [GRAPHS[name, how]]
         assert max(result["off"][0]) <= 5e-6
@@ -38,7 +41,7 @@ def test_no_break(ranks, name: str, how: str) -> None:
 
 def test_a_compiled_model_follows_the_switch(ranks) -> None:
     """Compiled graphs do not look for new hooks: stock, then split, then stock again."""
-    for stock, split, again in ranks(2)(compiled_then_switched, Layout(ring=2), CALLS["flux"]):
+    for stock, split, again in ranks(2)(compiled_then_switched, Layout(ring=2), WHOLE["flux"]):
         assert stock <= 5e-6
         assert 0 < split <= 5e-6, "a ring changes the last bits: exactly 0 is a model that is not split"
         assert again <= 5e-6
