@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Two workers, a file whole in one of them: what a file starts (ranks, servers) is started once.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Two workers, a file whole in one of them: what a file starts (ranks, servers) is started once. Files are begun in the
+# order of tests/conftest.py, the longest first.
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 READY = $(VENV)/.ready
 
 .PHONY: demo test lint types layers tests install clean
@@ -18,7 +19,7 @@ lint: install
 	$(BIN)/ruff format --check .
 
 types: install
-	$(BIN)/mypy
+	$(BIN)/mypy --cache-dir $(VENV)/.mypy_cache
 
 layers: install
 	$(BIN)/lint-imports

@@ -27,3 +27,32 @@ def tiny_distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from diptych.model.tiny import write_tiny
 
     return write_tiny(tmp_path_factory.mktemp("tiny") / "distilled", distilled=True)
+
+
+LONGEST = [
+    "engine/test_spawned.py",
+    "server/test_lifecycle.py",
+    "caches/test_cache_ranks.py",
+    "server/test_studio.py",
+    "diffusers/test_diffusers_compile.py",
+    "cli/test_generate.py",
+    "engine/test_layouts.py",
+    "server/test_safety.py",
+    "attention/test_compile.py",
+    "parallel/test_weights.py",
+    "memory/test_offload_engine.py",
+    "cli/test_score.py",
+    "server/test_requests.py",
+    "server/test_openai_client.py",
+    "diffusers/test_pipeline.py",
+    "diffusers/test_two_t4.py",
+    "diffusers/test_velocity.py",
+    "engine/test_parity.py",
+    "toyworld/test_training.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: begun last, one would keep a worker busy while the other has nothing left."""
+    turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turns.get(item.path, len(turns)))

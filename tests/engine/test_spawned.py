@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -157,13 +158,14 @@ def test_ctrl_c_at_any_moment_leaves_no_job_behind_for_the_next_request(engine, 
     again_is_the_same(engine, clip)
 
 
-def test_a_rank_that_freezes_is_found_out(tiny_base, clip):
-    with Engine.load(tiny_base, device="cpu", layout="ulysses=2", step_timeout=15) as engine:
-        before = pids(engine)
-        with pytest.raises(RankError, match="no rank said anything for 15 s"):
-            engine.generate(LONG, at_step(2, lambda: os.kill(before[1], signal.SIGSTOP)))
-        assert not any(alive(pid) for pid in before)
-        again_is_the_same(engine, clip)
+def test_a_rank_that_freezes_is_found_out(engine, clip, monkeypatch):
+    before, patient = pids(engine), engine._executor._options
+    assert patient.step_timeout == timedelta(seconds=60), "what the engine was loaded with"
+    monkeypatch.setattr(engine._executor, "_options", replace(patient, step_timeout=timedelta(seconds=15)))
+    with pytest.raises(RankError, match="no rank said anything for 15 s"):
+        engine.generate(LONG, at_step(2, lambda: os.kill(before[1], signal.SIGSTOP)))
+    assert not any(alive(pid) for pid in before)
+    again_is_the_same(engine, clip)
 
 
 def alive(pid: int) -> bool:
