@@ -51,7 +51,7 @@ def test_keys_are_split_when_queries_do_not_fill_the_gpu():
 
 
 def test_fused_kernels_take_half_precision_on_a_gpu_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(ops, "_new_enough", lambda device: True)
+    monkeypatch.setattr(ops, "runs_kernels", lambda device: True)
     half = torch.empty(2, 3, dtype=torch.bfloat16)
     assert not ops.fusible(half)
     with torch._subclasses.FakeTensorMode():
@@ -64,5 +64,5 @@ def test_fused_kernels_take_half_precision_on_a_gpu_and_nothing_else(monkeypatch
             assert not ops.fusible(on_gpu)
         with torch.no_grad():
             assert ops.fusible(on_gpu)
-            monkeypatch.setattr(ops, "_new_enough", lambda device: False)
+            monkeypatch.setattr(ops, "runs_kernels", lambda device: False)
             assert not ops.fusible(on_gpu)

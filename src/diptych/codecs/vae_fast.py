@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from diptych.codecs.tiles import TileCost, fused_cost
 from diptych.codecs.vae_cpu import speed_up
+from diptych.model.ops import runs_kernels
 
 
 def fusible(vae: Any) -> bool:
@@ -21,9 +22,7 @@ def fusible(vae: Any) -> bool:
     device = next(vae.decoder.parameters()).device
     widths = vae.config.block_out_channels
     powers_of_two = all(width >= 16 and width & (width - 1) == 0 for width in widths)
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    return vae.dtype in (torch.float16, torch.bfloat16) and powers_of_two
+    return runs_kernels(device) and vae.dtype in (torch.float16, torch.bfloat16) and powers_of_two
 
 
 def fuse(vae: Any) -> Any:

@@ -18,6 +18,7 @@ from diptych.errors import DeviceMemoryError, RequestError
 from diptych.memory.budget import Decode, Plan, Planner, modes, shown, slack
 from diptych.memory.footprint import GIB, Offload, Parts, Setting, Size, transformer_weights
 from diptych.memory.offload import Offloaded
+from diptych.model.ops import runs_kernels
 from diptych.planner.options import check_offload
 from diptych.planner.task import modulation_itemsize, parts_of
 from diptych.request import ClipRequest, ResolvedRequest
@@ -45,11 +46,6 @@ def parts_held(options: Options) -> Parts:
     )
 
 
-def has_kernels(device: torch.device) -> bool:
-    """Whether the fused kernels and the fast decoder run on it: a GPU from Ampere on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 def setting_of(options: Options) -> Setting:
     """How an engine runs, as the prediction of its memory wants it told."""
     return Setting(
@@ -58,7 +54,7 @@ def setting_of(options: Options) -> Setting:
         text_precision=options.text_precision,
         modulation=options.modulation,
         modulation_itemsize=modulation_itemsize(options.checkpoint),
-        fused=has_kernels(options.device) and options.dtype.itemsize == 2,
+        fused=runs_kernels(options.device) and options.dtype.itemsize == 2,
         offload=options.offload,
         **vars(options.layout),
     )
@@ -96,7 +92,7 @@ def settled(options: Options, offload: Offload | None) -> Options:
     """
     request = ClipRequest("a clip", audio=options.checkpoint.has_audio).resolve(options.checkpoint.defaults)
     size, setting = size_of(request, 1, tail=False), setting_of(options)
-    cost = fused_cost() if has_kernels(options.device) and options.vae_dtype.itemsize == 2 else released_cost()
+    cost = fused_cost() if runs_kernels(options.device) and options.vae_dtype.itemsize == 2 else released_cost()
     decode = decode_for(request, options.decode_budget, cost)
     planner = Planner(options.checkpoint.transformer, parts_held(options))
     if offload is None:

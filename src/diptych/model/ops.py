@@ -159,13 +159,14 @@ def fusible(x: Tensor) -> bool:
         and not _plain_only
         and not (torch.is_grad_enabled() and x.requires_grad)
         and _has_triton
-        and _new_enough(x.device)
+        and runs_kernels(x.device)
     )
 
 
 @cache
-def _new_enough(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+def runs_kernels(device: torch.device) -> bool:
+    """Whether our kernels, and those of the video decoder, run on a device: a GPU from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _heads_adjacent(x_BSHK: Tensor) -> bool:
