@@ -8,7 +8,7 @@ import os
 import pytest
 
 from diptych.errors import MediaError
-from diptych.media.files import check_writable, replacing
+from diptych.media.files import check_writable, free_names, replacing, save_new
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path):
@@ -86,3 +86,38 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path):
     with pytest.raises(MediaError, match=r"not a directory|file exists"):
         check_writable(tmp_path / "file" / "clip.mp4", make_folder=True)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
+
+
+def test_a_new_file_takes_no_name_that_another_run_took_meanwhile(tmp_path):
+    first = tmp_path / "clip.mp4"
+    first.write_bytes(b"older")
+
+    def save(path):
+        path.write_bytes(b"mine")
+        (tmp_path / "clip-2.mp4").write_bytes(b"of another run")
+
+    assert save_new(first, save) == tmp_path / "clip-3.mp4"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "clip.mp4": b"older",
+        "clip-2.mp4": b"of another run",
+        "clip-3.mp4": b"mine",
+    }
+
+
+def test_of_runs_that_find_the_same_name_free_each_gets_its_own(tmp_path, monkeypatch):
+    first, taken = tmp_path / "clip.mp4", tmp_path / "clip.mp4"
+    monkeypatch.setattr("diptych.media.files.free_names", lambda path: iter([path, tmp_path / "clip-2.mp4"]))
+    taken.write_bytes(b"of another run")
+    assert save_new(first, lambda path: path.write_bytes(b"mine")).read_bytes() == b"mine"
+    assert taken.read_bytes() == b"of another run"
+
+
+def test_a_new_file_that_cannot_be_written_leaves_nothing_and_is_told_by_its_name(tmp_path):
+    def save(path):
+        path.write_bytes(b"half")
+        raise MediaError(f"cannot write {path}: no room is left for it.")
+
+    with pytest.raises(MediaError, match=r"cannot write \S*/clip.mp4: no room"):
+        save_new(tmp_path / "clip.mp4", save)
+    assert list(tmp_path.iterdir()) == []
+    assert next(free_names(tmp_path / "clip.mp4")) == tmp_path / "clip.mp4"

@@ -16,6 +16,8 @@ from diptych.request import ClipRequest, changed
 if TYPE_CHECKING:
     from diptych.media.clip import Clip
 
+UNNAMED = Path("clip.mp4")
+"""What a clip is called that was given no name; where that is taken, clip-2.mp4 and so on."""
 Text = Annotated[str | None, typer.Argument(help="What the clip shows and sounds like.", show_default=False)]
 
 
@@ -155,12 +157,12 @@ def _one(
     from diptych.engine.engine import Engine, open_checkpoint
     from diptych.engine.options import pick_cache
     from diptych.engine.order import take
-    from diptych.media.files import check_apart, check_writable
+    from diptych.media.files import check_apart, check_writable, free_names
 
-    for path in (output or _free_name(), latents_out):
+    for path in (output or next(free_names(UNNAMED)), latents_out):
         if path is not None:
             check_writable(path)
-    check_apart(output or _free_name(), latents_out)
+    check_apart(output or next(free_names(UNNAMED)), latents_out)
     checkpoint = open_checkpoint(model, display)
     take(
         request, checkpoint.defaults, pick_cache(options["cache"], checkpoint)
@@ -169,8 +171,7 @@ def _one(
         clip = engine.generate(request, on_step=display)
         if clip is None:  # a rank of torchrun that is not the first
             return
-        output = output or _free_name()  # others may have made clips here in the meantime
-        _write(clip, output, display)
+        output = _write(clip, output, display)
         if latents_out is not None:
             clip.save_latents(latents_out)
     _tell(clip.report, output, display, as_json)
@@ -253,20 +254,12 @@ def _again(path: Path, prompt: str | None, given: dict[str, Any], model: str | N
     return request, model or made_with
 
 
-def _write(clip: Clip, path: Path, display: Display) -> None:
+def _write(clip: Clip, path: Path | None, display: Display) -> Path:
     from diptych.engine.stages import Stages
+    from diptych.media.files import save_new
 
     with Stages(display).stage("mux"):
-        clip.save(path)
-
-
-def _free_name() -> Path:
-    number = 2
-    free = path = Path("clip.mp4")
-    while free.exists():
-        free = path.with_stem(f"{path.stem}-{number}")
-        number += 1
-    return free
+        return save_new(UNNAMED, clip.save) if path is None else clip.save(path)
 
 
 def _tell(report: dict[str, Any], path: Path, display: Display, as_json: bool) -> None:

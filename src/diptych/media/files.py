@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -38,6 +39,37 @@ def replacing(path: str | Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     with suppress(OSError):  # some file systems cannot sync a folder
         _sync(target.parent)
+
+
+def free_names(first: Path) -> Iterator[Path]:
+    """`first` and what follows it, clip.mp4, clip-2.mp4 …, where nothing stands at present."""
+    following = (first.with_stem(f"{first.stem}-{number}") for number in itertools.count(2))
+    return (name for name in itertools.chain([first], following) if not os.path.lexists(name))
+
+
+def save_new(first: Path, save: Callable[[Path], object]) -> Path:
+    """Have `save` write a file, and give it the first of `free_names`; of runs at the same time each gets its own.
+
+    Raises what `save` raises, and leaves nothing behind.
+    """
+    part = first.parent / f".diptych-{secrets.token_hex(6)}.part"
+    try:
+        save(part)
+        for name in free_names(first):
+            try:
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                continue
+            part.replace(name)
+            return name
+    except MediaError as error:
+        raise MediaError(str(error).replace(str(part), str(first))) from error
+    except OSError as error:
+        raise MediaError(f"cannot write {first}: {_why(error, first.parent)}.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    raise AssertionError("names without end")
 
 
 def check_writable(path: str | Path, make_folder: bool = False) -> None:
