@@ -28,7 +28,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = target.parent / f".diptych-{secrets.token_hex(6)}.part"
     try:
         _check_target(path, target)
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        temporary.touch(exist_ok=False)
         yield temporary
         _sync(temporary)
         temporary.replace(target)
@@ -57,7 +57,7 @@ def save_new(first: Path, save: Callable[[Path], object]) -> Path:
         save(part)
         for name in free_names(first):
             try:
-                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                name.touch(exist_ok=False)
             except FileExistsError:
                 continue
             part.replace(name)
@@ -84,7 +84,7 @@ def check_writable(path: str | Path, make_folder: bool = False) -> None:
         if make_folder:
             target.parent.mkdir(parents=True, exist_ok=True)
         _check_target(path, target)
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
         raise MediaError(f"cannot write {path}: {_why(error, target.parent)}.") from error
