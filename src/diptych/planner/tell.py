@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from diptych.codecs.tiles import fused_cost, plan_tiles, released_cost
-from diptych.memory.budget import shown
+from diptych.memory.budget import shown, written
 from diptych.memory.footprint import GIB
 from diptych.planner.choices import Choice, Plan
 from diptych.planner.cost import Forward, forward
@@ -64,7 +64,7 @@ def options_of(choice: Choice) -> list[str]:
 
 def _size(budget: int) -> str:
     """A size that is read as no more than `budget`."""
-    short = f"{budget / GIB:.4g}GiB"
+    short = written(budget)
     return short if (pick_bytes("memory", short) or 0) <= budget else f"{budget}B"
 
 
