@@ -16,6 +16,7 @@ from diptych.engine.options import DTYPES, Options
 from diptych.engine.placement import Placement, loading
 from diptych.engine.progress import OnProgress
 from diptych.engine.stages import Stages
+from diptych.memory.allocator import grow_segments
 from diptych.memory.fp8 import quantise
 from diptych.memory.offload import Offloaded
 from diptych.memory.tables import is_modulation, modulation_layers, park
@@ -76,6 +77,8 @@ class Components:
         home = device if options.offload == "none" else cpu
         tables = options.modulation == "tables"
         visiting: dict[str, Offloaded] = {}
+        if options.offload != "none" or options.memory is not None:
+            grow_segments(device)
         names = ["transformer", "vae"]
         checkpoint.fingerprint  # noqa: B018 - taken now: the folder may be replaced while the engine lives
         if first:
