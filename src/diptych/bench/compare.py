@@ -14,7 +14,6 @@ from diptych.bench.compare_picture import psnr, ssim, temporal_difference
 from diptych.bench.compare_sound import log_mel_distance, si_sdr
 from diptych.errors import MediaError
 from diptych.media.clip import Clip
-from diptych.media.mp4 import read_clip
 
 Array = npt.NDArray[np.float64]
 
@@ -142,6 +141,8 @@ def compare_files(
     a: Path, b: Path, on_pair: Callable[[Path, Clip, Clip, Comparison], None] | None = None
 ) -> dict[str, Comparison]:
     """Compare what `pairs` finds, by name of the second file. on_pair: told each, with both clips."""
+    from diptych.media.mp4 import read_clip  # PyAV: clips that never were a file do without
+
     results = {}
     for one, other in pairs(a, b):
         clips = read_clip(one), read_clip(other)
