@@ -120,6 +120,13 @@ def beside_stock(model: Transformer, inputs: Inputs, name: str, result: dict[str
     result["stock"] = seconds(stock_forward(stock, inputs, padded=not TINY), DEVICE, 1, warmup=0)
     if name != "pro":
         result["stock, text unpadded"] = seconds(unpadded, DEVICE, 1, warmup=0)
+        stock.set_attention_backend("_native_cudnn" if DEVICE.type == "cuda" else "native")
+        stock.compile_repeated_blocks(fullgraph=True)
+        start = time.perf_counter()
+        unpadded()
+        wait()
+        result["stock, compiled, cuDNN, text unpadded: first forward"] = time.perf_counter() - start
+        result["stock, compiled, cuDNN, text unpadded"] = seconds(unpadded, DEVICE, 2, warmup=0)
     return reference
 
 
