@@ -2,9 +2,9 @@
 
     python benchmarks/measured_settings.py RESULT.json CARD [--dry]
 
-RESULT.json: what offload_run.py, h200_run.py or multi_gpu.py wrote, or several of them under their names, kept
-under benchmarks/results; CARD: as `diptych plan --gpus` names it, such as h200. Settings that are listed already from
-this file are replaced. Afterwards docs/planning.md is written anew. `--dry` only prints.
+RESULT.json: what offload_run.py, h200_run.py, simulate_layouts.py or multi_gpu.py wrote, or several of them under their
+names, kept under benchmarks/results; CARD: as `diptych plan --gpus` names it, such as h200. Settings that are listed
+already from this file are replaced. Afterwards docs/planning.md is written anew. `--dry` only prints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def of_offload(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
             yield f"{section}, {label}", row
     for label, told in _rows(result.get("decode")):
         budget = int(float(label.split()[1]) * GIB * 0.97)
-        yield f"decode, {label}", base | {"what": "decode", "model": "pro", "decode_budget": budget} | _taken(told)
+        yield (
+            f"decode, {label}",
+            base | {"what": "decode", "model": "pro", "modulation": "resident", "decode_budget": budget} | _taken(told),
+        )
 
 
 def of_h200_run(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
@@ -87,12 +90,22 @@ def of_multi_gpu(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
                 yield f"{ranks} ranks, {model}, {label}", row | found
 
 
+def of_simulate(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """Forwards of one rank of a layout, played on one card."""
+    base = COMMON | {"geometry": result["geometry"], "modulation": "resident", "blocks": result["blocks"]}
+    for told in result["layouts"]:
+        row = base | {"what": "rank", "model": result["model"], "layout": told["layout"]}
+        yield told["layout"], row | {"seconds": told["forward"], "peak_gib": None}
+
+
 def settings(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     """All settings of a file: (where in it, setting)."""
-    kinds = {"offload": of_offload, "h200_run": of_h200_run, "multi_gpu": of_multi_gpu}
-    parts = {name: result[name] for name in kinds if isinstance(result.get(name), dict)}
+    kinds = {"offload": of_offload, "h200_run": of_h200_run, "simulate": of_simulate, "multi_gpu": of_multi_gpu}
+    # Played ranks that were kept among other results had computed on tensors that nobody had written.
+    parts = {name: result[name] for name in kinds if name != "simulate" and isinstance(result.get(name), dict)}
     if not parts:
-        name = "multi_gpu" if "worlds" in result else "offload" if "host" in result else "h200_run"
+        marks = {"worlds": "multi_gpu", "host": "offload", "layouts": "simulate"}
+        name = next((kind for mark, kind in marks.items() if mark in result), "h200_run")
         yield from kinds[name](result)
     for name, part in parts.items():
         yield from ((f"{name}, {where}", row) for where, row in kinds[name](part))

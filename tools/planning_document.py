@@ -126,11 +126,17 @@ def measured() -> str:
         name += "".join(
             f", {key} {row[key]}" for key in ("offload", "modulation") if row[key] not in ("none", "resident")
         )
+        name += f", {row['resident']} blocks stay" if row["offload"] == "block" else ""
+        name += f", feed-forward in {row['chunks']} parts" if row.get("chunks", 1) > 1 else ""
+        name += f", within {row['decode_budget'] / GIB:.1f} GiB" if "decode_budget" in row else ""
+        name += f", {row['blocks']} blocks" if "blocks" in row else ""
         memory = "| | |"
         if row["peak_gib"] is not None:
             memory = f"{row['peak_gib']:.1f} | {held / GIB:.1f} | {held / GIB / row['peak_gib'] - 1:+.1%} |"
         off = seconds / row["seconds"] - 1
-        lines.append(f"| {row['what']} | {name} | {row['seconds']:.2f} | {seconds:.2f} | {off:+.1%} | {memory}")
+        digits = 2 if row["seconds"] >= 1 else 3
+        times = f"{row['seconds']:.{digits}f} | {seconds:.{digits}f} | {off:+.1%}"
+        lines.append(f"| {row['what']} | {name} | {times} | {memory}")
     return "\n".join(lines)
 
 
@@ -154,6 +160,10 @@ def predicted(row: dict[str, object]) -> tuple[float, int]:
     alone = Parts(language=0, language_layer=0, language_layers=0, clip=0, vae=0, sound=0)
     one = replace(size, steps=1, lanes=1)
     held = footprint(task.config, one, setting, decode=0, parts=alone, first=False).phases["denoise"].peak
+    if row["what"] == "rank":
+        config = replace(task.config, num_visual_blocks=int(str(row["blocks"])))
+        played = replace(rates_, link=rates_.copy / 2)  # what would be sent is read and written on the card
+        return forward(config, size, setting, played).total, held
     if row["what"] == "forward":
         return forward(task.config, size, setting, rates_).total, held
     whole = clip(task.config, size, layout, setting, rates_, task.parts, tiles)

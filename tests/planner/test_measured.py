@@ -7,11 +7,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from tools.planning_document import MEASURED as FILE
 from tools.planning_document import predicted
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from diptych.attention.merge import merge
 from diptych.memory.footprint import GIB
 from diptych.planner.cards import CARDS
+from diptych.planner.cost import merging
 
 MEASURED = json.loads(FILE.read_text())["settings"]
 WITHIN_SECONDS, WITHIN_BYTES = 0.10, 0.05
@@ -33,9 +38,33 @@ def test_memory_is_predicted_within_a_twentieth(row):
     assert held / GIB == pytest.approx(row["peak_gib"], rel=WITHIN_BYTES)
 
 
+class Moved(TorchDispatchMode):
+    """Bytes that operators read and write."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.bytes += sum(x.nbytes for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor))
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("count", [2, 8])
+def test_merging_partial_results_is_counted_as_it_is_done(count, dtype):
+    """A head of 4,096, so that the log-sum-exps, which are not counted, weigh nothing."""
+    parts = [(torch.randn(1, 2, 2, 4096, dtype=dtype), torch.randn(1, 2, 2)) for _ in range(count)]
+    with Moved() as moved:
+        merge(parts, dtype)
+    assert moved.bytes / parts[0][0].numel() == pytest.approx(merging(count, dtype.itemsize), rel=2e-3)
+
+
 def test_every_measured_setting_says_where_it_is_from():
     for row in MEASURED:
-        assert row["what"] in ("forward", "step", "decode", "clip")
+        assert row["what"] in ("forward", "step", "decode", "clip", "rank")
         assert row["source"] and row["seconds"] > 0 and row["card"] in CARDS
 
 
@@ -71,11 +100,18 @@ H200_RUN = {
     "decode": {"diptych": 2.5, "diptych peak GiB": 9.2, "within 6 GiB": [22, 2.7], "within 6 GiB, peak GiB": 5.4},
     "clip": {"precision": "fp8", "clip s": 50.0},
 }
+PLAYED = {
+    "model": "pro",
+    "blocks": 12,
+    "geometry": "864x480x125",
+    "layouts": [{"layout": "ring=8", "forward": 0.2}, {"layout": "cfg=2,ulysses=4", "forward": 0.4}],
+}
 RESULTS = [
+    ("played", PLAYED, 2),
     ("offload", OFFLOAD, 4),
     ("multi", MULTI_GPU, 3),
     ("run", H200_RUN, 4),
-    ("several", {"offload": OFFLOAD, "h200_run": H200_RUN, "machine": {}}, 8),
+    ("several", {"offload": OFFLOAD, "h200_run": H200_RUN, "simulate": PLAYED, "machine": {}}, 8),
 ]
 
 
@@ -92,5 +128,7 @@ def test_results_of_the_benchmarks_become_settings(tmp_path, name, result, lines
     assert all(" s " in line and "%" in line for line in told)
     if name in ("offload", "several"):
         assert any("pro, block, 20 GiB" in line and "19.50 GiB" in line for line in told)
+    elif name == "played":
+        assert [line.split()[0] for line in told] == ["ring=8", "cfg=2,ulysses=4"]
     elif name == "multi":
         assert any(line.startswith("2 ranks, lite, fp8, cfg=2") and "GiB" not in line for line in told)

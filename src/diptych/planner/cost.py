@@ -102,8 +102,8 @@ def _exchange(c: TransformerConfig, size: Size, s: Setting, rates: Rates) -> flo
         a_block += sent / rates.link
         if s.ulysses > 1:  # packed before and unpacked after each of four tensors
             a_block += 2 * COLLECTIVE + 16 * own * c.model_dim * b / rates.copy / s.tensor
-        if s.ring > 1:  # partial results are merged in float32
-            a_block += (s.ring - 1) * COLLECTIVE + s.ring * 14 * own * c.model_dim / s.tensor / rates.copy
+        if s.ring > 1:
+            a_block += (s.ring - 1) * COLLECTIVE + merging(s.ring, b) * own * c.model_dim / s.tensor / rates.elementwise
         if size.A:
             merged = merge_bytes(s.sequence, queries=size.A, heads=c.heads_a, head_dim=c.head_dim, itemsize=b)
             a_block += merged / rates.link + COLLECTIVE
@@ -114,6 +114,16 @@ def _exchange(c: TransformerConfig, size: Size, s: Setting, rates: Rates) -> flo
     if s.tensor * s.shard > 1 and s.modulation == "resident" and s.offload != "block":
         a_block += 8 * COLLECTIVE  # four modulations, whose rows lie on several ranks: inputs and results
     return n * a_block + whole
+
+
+def merging(parts: int, itemsize: int) -> int:
+    """Bytes that move through memory for each number of an attention merged from `parts` partial results.
+
+    As `attention.merge.Merger` does it in plain torch: the first part becomes float32; each other one scales the sum,
+    is made float32, scaled and added; at the end the sum is divided and made `itemsize` again.
+    """
+    cast, scaled, added = 0 if itemsize == 4 else itemsize + 4, 4 + 4, 4 + 4 + 4
+    return cast + (parts - 1) * (2 * scaled + cast + added) + scaled + cast
 
 
 def _streaming(c: TransformerConfig, s: Setting, rates: Rates, computing: float) -> float:
