@@ -38,6 +38,13 @@ def test_memory_is_predicted_within_a_twentieth(row):
     assert held / GIB == pytest.approx(row["peak_gib"], rel=WITHIN_BYTES)
 
 
+@pytest.mark.parametrize("row", [row for row in MEASURED if row["peak_gib"] is not None], ids=name)
+def test_hardly_more_memory_is_taken_than_was_predicted(row):
+    """A limit is held only where the prediction is no less than what is taken."""
+    _, held = predicted(row)
+    assert row["peak_gib"] <= 1.01 * held / GIB
+
+
 class Moved(TorchDispatchMode):
     """Bytes that operators read and write."""
 
