@@ -273,7 +273,28 @@ def engine() -> dict[str, Any]:
                 ],
                 "memory": clips[1].report["memory"],
             }
+        if DEVICE.type == "cuda":
+            result["out of memory"] = out_of_memory(checkpoint, request, want[0])
     return result
+
+
+def out_of_memory(checkpoint: Path, request: Any, want: Any) -> dict[str, Any]:
+    """What is said of a clip too large for a capped allocator, and whether the next clip is what it should be."""
+    from diptych import Engine
+    from diptych.errors import DeviceMemoryError
+
+    told = "nothing"
+    with Engine.load(checkpoint, device=str(DEVICE)) as made:
+        made.generate(request)
+        tidy()
+        cap((torch.cuda.memory_reserved() + (96 << 20)) / GIB)
+        try:
+            made.generate(replace(request, width=1280, height=704, frames=61))
+        except DeviceMemoryError as error:
+            told = str(error)
+        cap(None)
+        clip = made.generate(request)
+    return {"told": told, "equal": [bool((clip.frames == want.frames).all())] if clip is not None else None}
 
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
