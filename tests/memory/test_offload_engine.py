@@ -172,12 +172,21 @@ def test_what_is_no_mode_or_size_is_refused(tiny_base, options, words):
     assert words in str(error.value)
 
 
-def test_out_of_memory_says_what_was_predicted_and_what_would_fit(tiny_base, plain):
+BY_TORCH = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+BY_FA3 = RuntimeError(
+    'torch_call_dispatcher( "aten::new_empty", "", stack.data(), TORCH_ABI_VERSION) API call failed at '
+    "torch/csrc/stable/ops.h, line 933"
+)
+"""What FlashAttention-3 (fa3-fwd 0.0.3) raised on a GPU whose memory was spent."""
+
+
+@pytest.mark.parametrize("raised", [BY_TORCH, BY_FA3], ids=["torch", "FlashAttention-3"])
+def test_out_of_memory_says_what_was_predicted_and_what_would_fit(tiny_base, plain, raised):
     with Engine.load(tiny_base, device="cpu") as engine:
         transformer = engine._executor._runner.components.transformer
 
         def fail(module, args):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise raised
 
         hook = transformer.fused_blocks[1].register_forward_pre_hook(fail)
         with pytest.raises(DeviceMemoryError) as error:
@@ -187,6 +196,17 @@ def test_out_of_memory_says_what_was_predicted_and_what_would_fit(tiny_base, pla
         assert "--offload model --memory " in told and told.endswith(" would fit.") and "\n" not in told
         hook.remove()
         assert equal(engine.generate(RED), plain), "the engine lives on"
+
+
+def test_another_failure_stays_what_it_is(tiny_base):
+    with Engine.load(tiny_base, device="cpu") as engine:
+
+        def fail(module, args):
+            raise RuntimeError("a fault of ours")
+
+        engine._executor._runner.components.transformer.fused_blocks[1].register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="a fault of ours"):
+            engine.generate(RED)
 
 
 def test_what_it_names_as_fitting_fits(tiny_base):

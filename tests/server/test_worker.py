@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.server.fake_engine import FakeEngine
 
-from diptych.errors import RequestError
+from diptych.errors import DeviceMemoryError, RequestError
 from diptych.media.clip import Clip
 from diptych.parallel.layout import Layout
 from diptych.request import ClipRequest
@@ -48,6 +48,7 @@ class Failing(FakeEngine):
     [
         (RequestError("prompt", "x", "y"), "invalid_value", False),
         (MemoryError(), "out_of_memory", False),
+        (DeviceMemoryError("cuda:0 ran out of memory in stage denoise: 1 GiB"), "out_of_memory", False),
         (RuntimeError("CUDA error: device-side assert"), "engine_failed", True),
         (ConnectionResetError(errno.ECONNRESET, "a rank is gone"), "engine_failed", True),
     ],

@@ -15,6 +15,7 @@ import torch
 from diptych.codecs.tiles import TileCost, TilePlan, decode_peak, fused_cost, plan_tiles, released_cost
 from diptych.engine.options import Options
 from diptych.errors import DeviceMemoryError, RequestError
+from diptych.memory.allocator import ran_out
 from diptych.memory.budget import Decode, Plan, Planner, modes, shown, slack
 from diptych.memory.footprint import GIB, Offload, Parts, Setting, Size, transformer_weights
 from diptych.memory.offload import Offloaded
@@ -199,7 +200,9 @@ class Placement:
             for name in STAGES[stage]:
                 self._load(name)
             yield
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
             told = self._shortage(stage)
             traceback.clear_frames(error.__traceback__)  # they hold what filled the device
             raise DeviceMemoryError(told) from error

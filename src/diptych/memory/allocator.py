@@ -23,6 +23,16 @@ def grow_segments(device: torch.device) -> bool:
     return True
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether a device had no memory left for what was asked.
+
+    FlashAttention-3 calls torch through its stable interface, where a tensor that finds no room is a call that failed.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "aten::new_empty" in str(error) and "API call failed" in str(error)
+
+
 def set_allocator(text: str) -> None:
     """Change torch's allocator as its environment variable would. Raises `ValueError` for a text it does not know."""
     torch._C._accelerator_setAllocatorSettings(text)

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from diptych.errors import Cancelled, ClipError, UserError
+from diptych.errors import Cancelled, ClipError, DeviceMemoryError, UserError
 from diptych.request import ClipDefaults, ClipRequest
 from diptych.server.running.family import descendants, kill
 from diptych.server.running.finish import OutputInvalid, finish, write_result
@@ -162,7 +162,7 @@ class Worker:
             return Failed(run.job, "storage_failed", str(error), fatal=False)
         except Exception as error:
             log.exception("job %s", run.job)
-            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            if isinstance(error, MemoryError | DeviceMemoryError) or type(error).__name__ == "OutOfMemoryError":
                 text = "The engine ran out of memory; ask for fewer pixels or frames."
                 return Failed(run.job, "out_of_memory", text, fatal=False)
             return Failed(run.job, "engine_failed", "The engine failed while making the clip.", fatal=True)
