@@ -28,34 +28,39 @@ def integers(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "i32")
 
 
+TOKENS = 51_840  # of 864x480, 125 frames
+ADALN = (
+    pointers(bf16="x_ptr y_ptr", fp32="gate_ptr shift_ptr scale_ptr")
+    | pointers(bf16="sum_ptr normed_ptr", fp32="rows_ptr")
+    | integers("gate_stride shift_stride scale_stride S")
+)
+
+
+def adaln_case(D: int, *, gated: bool = True, normed: bool = True, rows: bool = False) -> tuple:
+    tune = adaln.tuning(TOKENS, D, gated=gated, normed=normed)
+    warps = tune.pop("num_warps")
+    what = {"D": D, "GATED": gated, "NORMED": normed, "ROWWISE": rows, "BLOCK": triton.next_power_of_2(D)}
+    return adaln._adaln, ADALN | ({"normed_ptr": FP8} if rows else {}), what | tune, warps
+
+
+def rotate_case(H: int, K: int) -> tuple:
+    tune = rotate.tuning(TOKENS, H * K)
+    warps = tune.pop("num_warps")
+    what = {"H": H, "K": K, "HEADS": triton.next_power_of_2(H), "ROTATE": True}
+    pointed = pointers(bf16="q_ptr k_ptr q_weight_ptr k_weight_ptr q_out_ptr k_out_ptr", fp32="cos_ptr sin_ptr")
+    return rotate._norm_rotate, pointed | integers("batch_stride token_stride S"), what | tune, warps
+
+
 CASES = {
-    "adaln": (
-        adaln._adaln,
-        pointers(bf16="x_ptr y_ptr")
-        | pointers(fp32="gate_ptr shift_ptr scale_ptr")
-        | pointers(bf16="sum_ptr normed_ptr")
-        | {"rows_ptr": WIDE}
-        | integers("gate_stride shift_stride scale_stride S"),
-        {"D": 4096, "GATED": True, "NORMED": True, "ROWWISE": False, "BLOCK": 4096, "ROWS": 4},
-        8,
-    ),
-    "adaln rows": (
-        adaln._adaln,
-        pointers(bf16="x_ptr y_ptr")
-        | pointers(fp32="gate_ptr shift_ptr scale_ptr")
-        | {"sum_ptr": HALF, "normed_ptr": FP8, "rows_ptr": WIDE}
-        | integers("gate_stride shift_stride scale_stride S"),
-        {"D": 4096, "GATED": True, "NORMED": True, "ROWWISE": True, "BLOCK": 4096, "ROWS": 4},
-        8,
-    ),
-    "rotate": (
-        rotate._norm_rotate,
-        pointers(bf16="q_ptr k_ptr q_weight_ptr k_weight_ptr q_out_ptr k_out_ptr", fp32="cos_ptr sin_ptr")
-        | integers("batch_stride token_stride S"),
-        {"H": 32, "K": 128, "HEADS": 32, "ROTATE": True, "ROWS": 4},
-        8,
-    ),
-    "gelu": (quantise._gelu_in_place, {"x_ptr": HALF, "values": "i32"}, {"BLOCK": 4096}, 8),
+    "adaln": adaln_case(4096),
+    "adaln of Lite": adaln_case(1792),
+    "adaln rows": adaln_case(4096, rows=True),
+    "adaln rows of Lite": adaln_case(1792, rows=True),
+    "scale and shift": adaln_case(4096, gated=False),
+    "scale and shift of Lite": adaln_case(1792, gated=False),
+    "rotate": rotate_case(32, 128),
+    "rotate of Lite": rotate_case(28, 64),
+    "gelu": (quantise._gelu_in_place, {"x_ptr": HALF, "values": "i32"}, {"BLOCK": 4096}, 4),
     "gelu rows": (
         quantise._rows,
         {"x_ptr": HALF, "out_ptr": FP8, "scale_ptr": WIDE},

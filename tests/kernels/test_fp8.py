@@ -88,6 +88,13 @@ def test_norm_and_modulation_quantise_what_they_write():
     same_rows(rows, plain.to_rows(plain.modulated(added, shift, scale)))
 
 
+def test_every_row_of_a_program_keeps_its_own_scale(monkeypatch):
+    monkeypatch.setattr(adaln, "tuning", lambda S, D, gated, normed: {"ROWS": 4, "STEPS": 2, "num_warps": 1})
+    x = draw(2, 11, 80) * torch.logspace(-2, 2, 11, device=DEVICE)[:, None].to(HALF)
+    shift, scale = draw(2, 160, dtype=torch.float32).chunk(2, dim=-1)
+    same_rows(adaln.scale_shift_rows(x, shift, scale), plain.to_rows(plain.modulated(x, shift, scale)))
+
+
 def test_a_linear_layer_in_fp8():
     linear = nn.Linear(256, 96).to(DEVICE, HALF)
     layer = Fp8Linear.quantised(linear)

@@ -115,6 +115,8 @@ def _launch(
 
 
 def tuning(S: int, width: int) -> dict[str, Any]:
-    """Rows a program, and warps: 16 values a thread."""
-    rows = 4 if S >= 8192 else 1
-    return {"ROWS": rows, "num_warps": max(1, min(8, triton.next_power_of_2(width) // 512))}
+    """Rows a program, and warps: 32 values a thread, the fastest on an H200 for 28 heads of 64 and 32 of 128."""
+    wide = triton.next_power_of_2(width)
+    if S < 8192:
+        return {"ROWS": 1, "num_warps": max(1, min(8, wide // 512))}
+    return {"ROWS": 2 if wide < 4096 else 1, "num_warps": max(1, min(8, wide // 1024))}
