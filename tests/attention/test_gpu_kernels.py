@@ -25,11 +25,17 @@ def tensors(dtype: torch.dtype, kv_heads: int, head_dim: int, queries: int, keys
 
 
 def plain_float32(q, k, v, mask, expected) -> tuple[float, float]:
-    """Three times what plain matrix products on the CPU are off by: it grows with the head size."""
+    """Three times what plain matrix products on the CPU are off by: it grows with the head size.
+
+    Of the log-sum-exp two steps of float32 at least: few values can all be rounded well by luck, and the products and
+    the sum of another kernel are rounded in another order.
+    """
     host = [None if x is None else x.cpu() for x in (q, k, v, mask)]
     out, lse = LocalAttend("sdpa-math").with_lse(Role.VISUAL_SELF, *host)
     seen = torch.isfinite(expected[1])
-    return 3 * float((out - expected[0]).abs().max()), 3 * float((lse - expected[1])[seen].abs().max())
+    step = float(torch.finfo(torch.float32).eps * expected[1][seen].abs().max())
+    lse_error = float((lse - expected[1])[seen].abs().max())
+    return 3 * float((out - expected[0]).abs().max()), max(3 * lse_error, 2 * step)
 
 
 @pytest.mark.parametrize("kernel", ON_GPU, ids=lambda kernel: kernel.name)
