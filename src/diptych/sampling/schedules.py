@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -73,6 +73,17 @@ class FlowSchedule:
         return x - self.sigmas[index].item() * velocity.float()
 
 
+class Substep(NamedTuple):
+    """Where the rollout of a segment stands: at x = x_s - sigma_s * sum_k passed_k u_k, with noise of level sigma.
+
+    The policy's clean latents there are x_s - sigma_s * sum_k here_k u_k.
+    """
+
+    sigma: float
+    passed: npt.NDArray[np.float64]
+    here: npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class PiFlowSchedule:
     """PiFlow of the distilled checkpoints: one forward predicts `n_grid` velocities, a policy rolls them out.
@@ -102,24 +113,26 @@ class PiFlowSchedule:
     @cached_property
     def weights(self) -> list[list[float]]:
         """w_k of each segment, in float64; their sum is 1 - sigma_e / sigma_s."""
-        ends = [*self.raw.double().tolist(), self.eps]
-        return [self._segment(a, b) for a, b in pairwise(ends)]
+        return [self.rollout(index)[-1].passed.tolist() for index in range(self.steps)]
 
-    def _segment(self, start: float, end: float) -> list[float]:
+    def rollout(self, index: int) -> list[Substep]:
+        """The substeps of a segment, from its start; the last is its end, where the policy is not asked again."""
+        start, end = [*self.raw.double().tolist(), self.eps][index : index + 2]
         substeps = max(1, round((start - end) * self.num_policy_substeps))
         size = (start - end) / substeps
-        w = np.zeros(self.n_grid)
-        r = start
-        for _ in range(substeps):
+        passed, r, found = np.zeros(self.n_grid), start, []
+        for last in [False] * substeps + [True]:
             sigma, after = shifted(r, self.shift), shifted(max(r - size, 0.0), self.shift)
             place = min(max((r - end) / max(start - end, self.eps), 0.0), 1.0) * (self.n_grid - 1)
             low = min(int(place), self.n_grid - 2)
-            kept = 1 + (after - sigma) / max(sigma, self.eps)
-            w *= kept
-            w[low] += (1 - kept) * (low + 1 - place)
-            w[low + 1] += (1 - kept) * (place - low)
-            r -= size
-        return [float(value) for value in w]
+            here = np.zeros(self.n_grid)
+            here[low], here[low + 1] = low + 1 - place, place - low
+            found.append(Substep(sigma, passed, here))
+            if not last:
+                kept = 1 + (after - sigma) / max(sigma, self.eps)
+                passed = kept * passed + (1 - kept) * here
+                r -= size
+        return found
 
     def _grid(self, velocity: Tensor) -> Tensor:
         return velocity.float().reshape(*velocity.shape[:-1], self.n_grid, -1)
