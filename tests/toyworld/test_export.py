@@ -14,6 +14,7 @@ from tools.toyworld.training import save_state
 from diptych.bench.toyworld_captions import score_prompts
 from diptych.model.checkpoint import Checkpoint
 from diptych.request import ClipDefaults
+from diptych.sampling.schedules import FlowSchedule
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_clips_for_judging_come_in_batches(weights: Path, checkpoint: Path) -> N
     parts = Parts.load(model, *files, 0.91, 1.25, place)
     encoders = text.Encoders(checkpoint, place)
     cond, none = encoders([score_prompts(1)[0][1]]), encoders([text.NEGATIVE])
-    video, audio = denoise(parts, cond, none, guidance=5.0, shift=3.0, steps=1, seed=0)
+    video, audio = denoise(parts, cond, none, FlowSchedule(1, flow.SHIFT), guidance=5.0, seed=0)
     clip = decode(parts, video[:, :2], audio[:, :9])[0]
     assert clip.frames.shape == (5, 64, 96, 3)
     assert clip.audio is not None

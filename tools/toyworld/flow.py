@@ -18,8 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diptych.bench.score import MEASURES
+from diptych.sampling.schedules import FlowSchedule
+from tools.toyworld import audio_parts, video_vae
 from tools.toyworld.fast_flow import Inputs, velocity
-from tools.toyworld.judging import Parts, judge_many
+from tools.toyworld.judging import Parts, judge_many, judges
 from tools.toyworld.muon import Muon
 from tools.toyworld.pool import (
     AUDIO_CHANNELS,
@@ -63,6 +65,8 @@ CONFIG: dict[str, Any] = {
 }
 SHIFT = 3.0
 """Of the noise levels in training; sigma = 3u / (1 + 2u) for u uniform on 0..1."""
+AUDIO_SHARE = 0.6
+"""Weight of the audio's error beside the video's."""
 DROPOUT = 0.1
 BOUNCING = 0.2
 """Share of the pool that bounces for certain, beyond the tenth of all: picture and sound have to meet there."""
@@ -84,6 +88,41 @@ def build() -> Kandinsky6Transformer3DModel:
     return model
 
 
+def clean(data: Latents, kind: str, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Latents of clips of the pool in float32, cut to 25 frames where the batch is of short clips."""
+    video, audio = data.video[index].float(), data.audio[index].float()
+    return (video[:, :SHORT_FRAMES], audio[:, :SHORT_AUDIO]) if kind == "short" else (video, audio)
+
+
+def first_frames(data: Latents, index: Tensor) -> Tensor:
+    """Latents (B, Y, X, C) of clips' first frames as reference images, drawn from the encoder's posterior."""
+    spread = data.first_spread[index].float()
+    return data.first[index].float() + spread * torch.randn_like(spread)
+
+
+def model_inputs(video: Tensor, audio: Tensor | None, text: Features, sigma: Tensor, tail: Tensor | None) -> Inputs:
+    """What the transformer reads of noisy latents at noise level sigma (B,); tail: reference frame behind the video."""
+    B, T = video.shape[:2]
+    types, places = None, torch.arange(T, device=video.device)
+    marked = torch.zeros_like(video[..., :1])
+    if tail is not None:
+        video = torch.cat([video, tail[:, None]], dim=1)
+        marked = torch.cat([marked, torch.ones_like(marked[:, :1])], dim=1)
+        types = torch.zeros(B, T + 1, dtype=torch.long, device=video.device)
+        types[:, -1] = 1
+        places = torch.cat([places, torch.zeros_like(places[:1])])
+    return Inputs(
+        video=torch.cat([video, torch.zeros_like(video), marked], dim=-1),
+        audio=audio,
+        text=text.hidden,
+        mask=text.mask,
+        pooled=text.pooled,
+        timestep=1000 * sigma,
+        frame_places=places,
+        token_types=types,
+    )
+
+
 def flow_loss(
     model: nn.Module,
     data: Latents,
@@ -96,9 +135,7 @@ def flow_loss(
 ) -> dict[str, Tensor]:
     """Mean squared error of the velocity, for the clips `index` of the pool. fused: by `tools.toyworld.fused`."""
     B, place = len(index), index.device
-    video, audio = data.video[index].float(), data.audio[index].float()
-    if kind == "short":
-        video, audio = video[:, :SHORT_FRAMES], audio[:, :SHORT_AUDIO]
+    video, audio = clean(data, kind, index)
     u = torch.rand(B, device=place)
     sigma = SHIFT * u / (1 + (SHIFT - 1) * u)
     video_noise, audio_noise = torch.randn_like(video), torch.randn_like(audio)
@@ -106,37 +143,19 @@ def flow_loss(
     noisy_audio = audio + sigma[:, None, None] * (audio_noise - audio)
     dropped = torch.rand(B, device=place) < DROPOUT
     mine = text.rows(index)
-    hidden = torch.where(dropped[:, None, None], none.hidden, mine.hidden)
-    mask = torch.where(dropped[:, None], none.mask, mine.mask)
-    pooled = torch.where(dropped[:, None], none.pooled, mine.pooled)
-    types = None
-    T = noisy.shape[1]
-    frame_places = torch.arange(T, device=place)
-    marked = torch.zeros_like(noisy[..., :1])
-    if kind == "image":
-        spread = data.first_spread[index].float()
-        tail = data.first[index].float() + spread * torch.randn_like(spread)
-        noisy = torch.cat([noisy, tail[:, None]], dim=1)
-        marked = torch.cat([marked, torch.ones_like(marked[:, :1])], dim=1)
-        types = torch.zeros(B, T + 1, dtype=torch.long, device=place)
-        types[:, -1] = 1
-        frame_places = torch.cat([frame_places, torch.zeros_like(frame_places[:1])])
-    inputs = Inputs(
-        video=torch.cat([noisy, torch.zeros_like(noisy), marked], dim=-1),
-        audio=None if kind == "mute" else noisy_audio,
-        text=hidden,
-        mask=mask,
-        pooled=pooled,
-        timestep=1000 * sigma,
-        frame_places=frame_places,
-        token_types=types,
+    chosen = Features(
+        torch.where(dropped[:, None, None], none.hidden, mine.hidden),
+        torch.where(dropped[:, None], none.mask, mine.mask),
+        torch.where(dropped[:, None], none.pooled, mine.pooled),
     )
+    tail = first_frames(data, index) if kind == "image" else None
+    inputs = model_inputs(noisy, None if kind == "mute" else noisy_audio, chosen, sigma, tail)
     out = velocity(model, inputs, dtype, fused)
-    video_loss = (out[0][:, :T].float() - (video_noise - video)).square().mean()
+    video_loss = (out[0][:, : video.shape[1]].float() - (video_noise - video)).square().mean()
     values = {"total": video_loss, "video": video_loss}
     if out[1] is not None:
         values["audio"] = (out[1].float() - (audio_noise - audio)).square().mean()
-        values["total"] = video_loss + 0.6 * values["audio"]
+        values["total"] = video_loss + AUDIO_SHARE * values["audio"]
     return values
 
 
@@ -193,7 +212,8 @@ def train(
     while wait_for is not None and not wait_for.exists():
         time.sleep(0.2)
     started = time.monotonic()
-    data = latents(video, audio, pool, place, encode_seconds, team.agree)
+    vaes = video_vae.load(video).to(place), audio_parts.load_vae(audio).to(place)
+    data = latents(*vaes, pool, place, encode_seconds, team.agree)
     count = len(data.video)
     log(stage="flow", clips=count, seconds=time.monotonic() - started, factors=[data.video_factor, data.audio_factor])
     if rank == 0:
@@ -251,25 +271,27 @@ def train(
     if vocoder is not None:
         average.swap()
         parts = Parts.load(model, video, audio, vocoder, data.video_factor, data.audio_factor, place)
-        for guidance, shift in ((3.0, 3.0), (1.0, 3.0), (5.0, 3.0)):
-            found = judge_many(parts, text, 64 if place.type == "cuda" else 2, guidance=guidance, shift=shift, steps=20)
-            shares = {name: round(found.share(name), 3) for name in MEASURES}
-            log(stage="score", guidance=guidance, shift=shift, total=found.total, **shares)
-            wrong = [
-                f"{v.scene.key} {v.picture.color}/{v.picture.shape}/{v.picture.motion}"
-                for v in found.verdicts
-                if v.mean < 1
-            ]
-            log(stage="score", guidance=guidance, wrong=wrong)
+        schedule, clips = FlowSchedule(20, SHIFT), 64 if place.type == "cuda" else 2
+        with judges() as readers:
+            for guidance in (3.0, 1.0, 5.0):
+                found = judge_many(parts, text, clips, schedule, readers, guidance=guidance)
+                shares = {name: round(found.share(name), 3) for name in MEASURES}
+                log(stage="score", guidance=guidance, total=found.total, **shares)
+                wrong = [
+                    f"{v.scene.key} {v.picture.color}/{v.picture.shape}/{v.picture.motion}"
+                    for v in found.verdicts
+                    if v.mean < 1
+                ]
+                log(stage="score", guidance=guidance, wrong=wrong)
 
 
-def resume(state: Path, model: nn.Module) -> Average:
+def resume(state: Path, model: nn.Module, name: str = "flow") -> Average:
     """Take up what `save` wrote to the folder `state`."""
     average = Average(model, 0.999)
-    for file, tensors in (("flow", average.kept), ("flow_raw", average.live)):
+    for file, tensors in ((name, average.kept), (f"{name}_raw", average.live)):
         stored = load_file(state / f"{file}.safetensors")
-        for (name, _), tensor in zip(model.named_parameters(), tensors, strict=True):
-            tensor.data.copy_(stored[name])
+        for (key, _), tensor in zip(model.named_parameters(), tensors, strict=True):
+            tensor.data.copy_(stored[key])
     return average
 
 
@@ -279,9 +301,9 @@ def resume_average(path: Path, model: nn.Module) -> None:
     model.load_state_dict({name: tensor.float() for name, tensor in stored.items()}, strict=True)
 
 
-def save(out: Path, model: nn.Module, average: Average) -> None:
+def save(out: Path, model: nn.Module, average: Average, name: str = "flow") -> None:
     """Averaged weights as they are exported, and live ones to go on from; each below 16 MiB."""
     names = [n for n, p in model.named_parameters() if p.requires_grad]
-    for file, tensors in (("flow", average.kept), ("flow_raw", average.live)):
+    for file, tensors in ((name, average.kept), (f"{name}_raw", average.live)):
         kept = {n: t.detach().to("cpu", torch.bfloat16).contiguous() for n, t in zip(names, tensors, strict=True)}
         save_file(kept, out / f"{file}.safetensors")

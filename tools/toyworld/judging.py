@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import AutoencoderKLHunyuanVideo, Kandinsky6Transformer3DModel, MMAudioVAE, MMAudioVocoder
 from torch import Tensor
 
 from diptych.bench.score import Score, judge
 from diptych.bench.toyworld import FPS
 from diptych.bench.toyworld_captions import score_prompts
 from diptych.media.clip import Clip
+from diptych.parallel.guidance import guided
+from diptych.sampling.denoise import denoise as sample
+from diptych.sampling.latents import Latents
+from diptych.sampling.schedules import Schedule
 from tools.toyworld import audio_parts, video_vae
 from tools.toyworld.text import NEGATIVE, Encoders
 
@@ -48,42 +53,57 @@ class Parts:
         parts = (video_vae.load(video), audio_parts.load_vae(audio), audio_parts.load_vocoder(vocoder))
         return cls(transformer, *(part.to(place) for part in parts), (video_factor, audio_factor), place)
 
+    @classmethod
+    def open(cls, folder: Path, place: torch.device) -> Parts:
+        """All of a checkpoint folder, in float32."""
+        classes = {
+            "transformer": Kandinsky6Transformer3DModel,
+            "vae": AutoencoderKLHunyuanVideo,
+            "audio_vae": MMAudioVAE,
+            "vocoder": MMAudioVocoder,
+        }
+        parts = {
+            name: kind.from_pretrained(folder / name, torch_dtype=torch.float32).eval().to(place)
+            for name, kind in classes.items()
+        }
+        factors = tuple(float(parts[name].config.scaling_factor) for name in ("vae", "audio_vae"))
+        return cls(**parts, factors=factors, place=place)
+
+
+Text = tuple[Tensor, Tensor, Tensor]
+"""Features, mask and pooled features, as `Encoders` gives them."""
+
 
 @torch.no_grad()
 def denoise(
-    parts: Parts,
-    cond: tuple[Tensor, Tensor, Tensor],
-    none: tuple[Tensor, Tensor, Tensor],
-    *,
-    guidance: float,
-    shift: float,
-    steps: int,
-    seed: int,
+    parts: Parts, cond: Text, none: Text, schedule: Schedule, *, guidance: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Latents of one clip per caption: video (B, T, Y, X, C) and audio (B, A, C), by Euler steps with guidance."""
-    B = len(cond[0])
+    """Latents of one clip per caption: video (B, T, Y, X, C) and audio (B, A, C); as the engine, without guidance
+    where it is 1."""
+    B, place = len(cond[0]), parts.place
     generator = torch.Generator().manual_seed(seed)
-    video = torch.randn(B, 13, 8, 12, 16, generator=generator).to(parts.place)
-    audio = torch.randn(B, 88, 40, generator=generator).to(parts.place)
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
-    scheduler.set_timesteps(steps)
-    both = [torch.cat([a, b.expand(B, *b.shape[1:])]) for a, b in zip(cond, none, strict=True)]
-    sigmas = scheduler.sigmas.tolist()
-    for sigma, after in pairwise(sigmas):
+    start = Latents(*(torch.randn(B, *size, generator=generator).to(place) for size in ((13, 8, 12, 16), (88, 40))))
+    lanes = 1 if guidance == 1.0 else 2
+    both = [torch.cat([a, b.expand(B, *b.shape[1:])])[: lanes * B] for a, b in zip(cond, none, strict=True)]
+
+    def velocity(latents: Latents, timestep: Tensor) -> Latents:
+        video, audio = latents
+        assert audio is not None
         noisy = torch.cat([video, torch.zeros_like(video), torch.zeros_like(video[..., :1])], dim=-1)
-        with torch.autocast(parts.place.type, torch.bfloat16):
+        with torch.autocast(place.type, torch.bfloat16):
             out = parts.transformer(
-                hidden_states=noisy.repeat(2, 1, 1, 1, 1),
+                hidden_states=noisy.repeat(lanes, 1, 1, 1, 1),
                 encoder_hidden_states=both[0],
                 pooled_projections=both[2],
-                timestep=torch.full((2 * B,), 1000 * sigma, device=parts.place),
-                audio_hidden_states=audio.repeat(2, 1, 1),
+                timestep=torch.full((lanes * B,), float(timestep), device=place),
+                audio_hidden_states=audio.repeat(lanes, 1, 1),
                 encoder_attention_mask=both[1],
                 return_dict=False,
             )
-        (video_v, video_u), (audio_v, audio_u) = (o.float().chunk(2) for o in out)
-        video = video + (after - sigma) * (video_u + guidance * (video_v - video_u))
-        audio = audio + (after - sigma) * (audio_u + guidance * (audio_v - audio_u))
+        return Latents(*(o.float() if lanes == 1 else guided(*o.chunk(2), guidance) for o in out))
+
+    video, audio = sample(velocity, schedule, start)
+    assert audio is not None
     return video, audio
 
 
@@ -96,17 +116,24 @@ def decode(parts: Parts, video: Tensor, audio: Tensor) -> list[Clip]:
     return [Clip(frames=p, audio=w.astype(np.float32), fps=FPS) for p, w in zip(pixels, waves, strict=True)]
 
 
+@contextmanager
+def judges() -> Iterator[Executor]:
+    """Processes that read clips; started, and made to import what they need, before the first is asked for."""
+    workers = min(os.cpu_count() or 1, 12)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for _ in range(workers):
+            pool.submit(Score)
+        yield pool
+
+
 def judge_many(
-    parts: Parts, text: Path, count: int, *, guidance: float, shift: float, steps: int, seed: int = 0
+    parts: Parts, text: Path, count: int, schedule: Schedule, readers: Executor, *, guidance: float, seed: int = 0
 ) -> Score:
     """`count` held-out prompts, one clip each."""
     encoders = Encoders(text, parts.place)
     chosen = score_prompts(count)
-    cond, none = encoders([prompt for _, prompt in chosen]), encoders([NEGATIVE])
-    video, audio = denoise(parts, cond, none, guidance=guidance, shift=shift, steps=steps, seed=seed)
-    clips = [c for i in range(0, count, 16) for c in decode(parts, video[i : i + 16], audio[i : i + 16])]
-    scenes = [scene for scene, _ in chosen]
-    prompts = [prompt for _, prompt in chosen]
-    workers = min(os.cpu_count() or 1, 12)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return Score(list(pool.map(judge, scenes, clips, prompts)))
+    scenes, prompts = zip(*chosen, strict=True)
+    cond, none = encoders(list(prompts)), encoders([NEGATIVE])
+    video, audio = denoise(parts, cond, none, schedule, guidance=guidance, seed=seed)
+    clips = (c for i in range(0, count, 16) for c in decode(parts, video[i : i + 16], audio[i : i + 16]))
+    return Score(list(readers.map(judge, scenes, clips, prompts, [seed] * count)))

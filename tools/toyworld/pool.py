@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tools.toyworld.audio_parts import load_vae
 from tools.toyworld.fast_vae import encode
 from tools.toyworld.render import pictures, sounds
 from tools.toyworld.source import Pool
 from tools.toyworld.text import NEGATIVE, Encoders
-from tools.toyworld.video_vae import load
 
 LATENT_FRAMES, ROWS, COLUMNS, AUDIO_LATENTS = 13, 8, 12, 88
 VIDEO_CHANNELS, AUDIO_CHANNELS = 16, 40
@@ -58,7 +57,7 @@ def features(folder: Path, captions: list[str], place: torch.device) -> tuple[Fe
 
 
 @torch.no_grad()
-def video_latents(vae: torch.nn.Module, frames: Tensor) -> Tensor:
+def video_latents(vae: nn.Module, frames: Tensor) -> Tensor:
     """Means (B, 13, 8, 12, 16) of 49 frames: what the stock module's windowed encode gives (windows of 17 frames every
     12; a later window's first latent is dropped and its second replaced by the last of the window before)."""
     first = encode(vae, torch.cat([frames[:, :, 0:17], frames[:, :, 12:29], frames[:, :, 24:41]]))[0].chunk(3)
@@ -69,26 +68,28 @@ def video_latents(vae: torch.nn.Module, frames: Tensor) -> Tensor:
 
 @torch.no_grad()
 def latents(
-    video: Path,
-    audio: Path,
+    video: nn.Module,
+    audio: Any,
     pool: Pool,
     place: torch.device,
     seconds: float,
     agree: Callable[..., tuple[float, ...]] = lambda *values: values,
     chunk: int | None = None,
 ) -> Latents:
-    """Encode clips of the pool for at most `seconds`; `agree` gives every process the first one's two factors."""
-    video_vae, audio_vae = load(video).to(place), load_vae(audio).to(place)
+    """Encode clips of the pool by both VAEs for at most `seconds`.
+
+    agree: given the two factors that make latents of unit deviation, returns those to use.
+    """
     chunk = chunk or (64 if place.type == "cuda" else 4)
     columns: list[tuple[Tensor, ...]] = []
     started = time.monotonic()
     for start in range(0, pool.count - chunk + 1, chunk):
         track = pool.take(torch.arange(start, start + chunk, device=place))
         frames = pictures(track).bfloat16()
-        mean, log_variance = encode(video_vae, frames[:, :, :1])
-        sound = audio_vae.encode(sounds(track)).latent_dist.mode().movedim(1, -1)
+        mean, log_variance = encode(video, frames[:, :, :1])
+        sound = audio.encode(sounds(track)).latent_dist.mode().movedim(1, -1)
         first, spread = mean[:, :, 0].movedim(1, -1), torch.exp(0.5 * log_variance)[:, :, 0].movedim(1, -1)
-        columns.append(tuple(t.bfloat16() for t in (video_latents(video_vae, frames), first, spread, sound)))
+        columns.append(tuple(t.bfloat16() for t in (video_latents(video, frames), first, spread, sound)))
         if place.type == "cuda":
             torch.cuda.synchronize()
         if time.monotonic() - started > seconds:
