@@ -11,7 +11,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
 
     train = commands.add_parser("train", help="train one stage for a number of seconds")
-    train.add_argument("stage", choices=("video", "audio", "vocoder", "flow"))
+    train.add_argument("stage", choices=("video", "audio", "vocoder", "flow", "twin"))
     train.add_argument("--out", type=Path, required=True, help="folder for weights and log")
     train.add_argument("--seconds", type=float, required=True)
     train.add_argument("--batch", type=int, required=True)
@@ -21,13 +21,13 @@ def main() -> None:
     train.add_argument("--video", type=Path, help="video VAE weights (flow)")
     train.add_argument("--vocoder", type=Path, help="vocoder weights: judge clips at the end (flow)")
     train.add_argument("--text", type=Path, help="folder of the text encoders (flow)")
-    train.add_argument("--clips", type=int, default=32768, help="clips in the pool (flow)")
-    train.add_argument("--encode-seconds", type=float, default=30.0, help="time to encode the pool in (flow)")
-    train.add_argument("--finish-after", type=float, help="latest end, in seconds from the start (flow)")
+    train.add_argument("--clips", type=int, default=32768, help="clips in the pool (flow, twin)")
+    train.add_argument("--encode-seconds", type=float, default=30.0, help="time to encode the pool in (flow, twin)")
+    train.add_argument("--finish-after", type=float, help="latest end, in seconds from the start (flow, twin)")
     train.add_argument("--wait-for", type=Path, help="file that says the VAEs are ready (flow)")
-    train.add_argument("--plain", action="store_true", help="launch every kernel anew, record no step (flow)")
-
-    train.add_argument("--unfused", action="store_true", help="torch's own kernels only (flow)")
+    train.add_argument("--teacher", default="demo", help="checkpoint that the twin imitates (twin)")
+    train.add_argument("--plain", action="store_true", help="launch every kernel anew, record no step (flow, twin)")
+    train.add_argument("--unfused", action="store_true", help="torch's own kernels only (flow, twin)")
 
     text = commands.add_parser("text", help="write the text encoders and tokenizers")
     text.add_argument("folder", type=Path)
@@ -38,7 +38,16 @@ def main() -> None:
 
     export = commands.add_parser("export", help="write the checkpoint")
     export.add_argument("folder", type=Path)
-    export.add_argument("--weights", type=Path, required=True, help="folder with the stages' weights")
+    source = export.add_mutually_exclusive_group(required=True)
+    source.add_argument("--weights", type=Path, help="folder with the stages' weights")
+    source.add_argument("--twin", type=Path, help="twin.safetensors: write the distilled checkpoint")
+    export.add_argument("--teacher", default="demo", help="checkpoint that the twin shares all else with")
+
+    judge = commands.add_parser("judge", help="score checkpoints side by side on held-out prompts, in large batches")
+    judge.add_argument("file", type=Path, help="JSON that keeps the scores; what it holds is not made again")
+    judge.add_argument("runs", nargs="+", help="FOLDER, FOLDER@STEPS or FOLDER@STEPS@GUIDANCE")
+    judge.add_argument("--prompts", type=int, default=64)
+    judge.add_argument("--seeds", type=int, default=3, help="how many, from 0")
 
     reference = commands.add_parser("reference", help="clips that start from a picture, measured")
     reference.add_argument("--model", default="demo")
@@ -72,9 +81,11 @@ def main() -> None:
 
         run(options.stage, options.batch)
     elif options.command == "export":
-        from tools.toyworld.export import export as make
+        _export(options)
+    elif options.command == "judge":
+        from tools.toyworld.scores import scores
 
-        print(make(options.folder, options.weights))
+        print(scores(options.file, options.runs, options.prompts, options.seeds))
     elif options.command == "reference":
         from tools.toyworld.reference import reference as held
 
@@ -93,6 +104,16 @@ def main() -> None:
         print(show(options.picture, options.count, options.seed))
 
 
+def _export(options: argparse.Namespace) -> None:
+    from diptych.model.checkpoint import Checkpoint
+    from tools.toyworld.export import export, export_twin
+
+    if options.twin is None:
+        print(export(options.folder, options.weights))
+    else:
+        print(export_twin(options.folder, options.twin, Checkpoint.open(options.teacher).root))
+
+
 def _train(options: argparse.Namespace) -> None:
     rate = {} if options.rate is None else {"rate": options.rate}
     common = (options.out, options.seconds, options.batch)
@@ -108,6 +129,20 @@ def _train(options: argparse.Namespace) -> None:
         from tools.toyworld.audio_parts import train_vocoder
 
         train_vocoder(*common, options.audio, options.state, **rate)
+    elif options.stage == "twin":
+        from tools.toyworld.twin import train as twin
+
+        twin(
+            *common,
+            teacher=options.teacher,
+            clips=options.clips,
+            encode_seconds=options.encode_seconds,
+            state=options.state,
+            finish_after=options.finish_after,
+            plain=options.plain,
+            fused=not options.unfused,
+            **rate,
+        )
     else:
         from tools.toyworld.flow import train as flow
 

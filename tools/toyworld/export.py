@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, Kandinsky6Transformer3DModel, PiflowScheduler
 
 from diptych.bench.toyworld import FPS, FRAMES, HEIGHT, WIDTH
-from tools.toyworld import audio_parts, flow, text, video_vae
+from tools.toyworld import audio_parts, flow, text, twin, video_vae
 
 MAX_BYTES = 24_000_000
 SHIFT = 3.0
@@ -43,6 +44,23 @@ def export(folder: Path, weights: Path) -> Path:
         "vocoder": (audio_parts.load_vocoder(weights / "vocoder.safetensors"), torch.float16),
     }
     return assemble(folder, parts)
+
+
+def export_twin(folder: Path, weights: Path, base: Path) -> Path:
+    """Write the distilled checkpoint, all but transformer and scheduler as in `base`; returns `folder`."""
+    shutil.copytree(base, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("transformer", "scheduler"))
+    teacher = Kandinsky6Transformer3DModel.from_pretrained(base / "transformer")
+    model = twin.build(teacher)
+    flow.resume_average(weights, model)
+    model.to(torch.bfloat16).save_pretrained(folder / "transformer")
+    scheduler = PiflowScheduler(shift=SHIFT)
+    scheduler.save_pretrained(folder / "scheduler")
+    index = json.loads((base / "model_index.json").read_text())
+    index["scheduler"] = ["diffusers", type(scheduler).__name__]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+    defaults = DEFAULTS | {"steps": twin.STEPS, "guidance": 1.0}
+    (folder / "diptych.json").write_text(json.dumps(defaults, indent=2) + "\n")
+    return folder
 
 
 def assemble(folder: Path, parts: dict[str, tuple[Any, torch.dtype]]) -> Path:
