@@ -14,6 +14,8 @@ from tools.toyworld.pool import Features, Latents
 from tools.toyworld.training import Step, set_rate
 from torch import Tensor, nn
 
+from diptych.bench.score_engine import score_engine
+from diptych.bench.toyworld_captions import score_prompts
 from diptych.engine.engine import Engine
 from diptych.model.catalogue import BUILT_IN
 from diptych.model.checkpoint import Checkpoint
@@ -21,6 +23,7 @@ from diptych.request import ClipRequest
 from diptych.sampling.schedules import PiFlowSchedule, schedule_for
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 SCHEDULE = PiFlowSchedule(twin.STEPS, flow.SHIFT)
 
 
@@ -264,3 +267,31 @@ def test_scores_are_kept_seed_by_seed_and_stand_side_by_side(checkpoint: Path, t
     assert list(kept["runs"]) == [name, "demo, 1 steps, guidance 1"]
     assert scores.together(kept["runs"][name]["seeds"])["color"] == {"right": before + 1.0, "clips": 3}
     assert "| forwards a clip | 1 | 1 | |" in again
+
+
+def test_the_trained_twin_makes_what_was_asked_for_in_ten_forwards(tmp_path: Path) -> None:
+    """A few prompts through the engine; the whole table is in docs/demo-model.md."""
+    weights = ROOT / "tools" / "toyworld" / "weights" / "twin.safetensors"
+    folder = export.export_twin(tmp_path / "twin", weights, BUILT_IN)
+    with Engine.load(folder, device="cpu") as engine:
+        chosen = score_prompts(4)
+        result = score_engine(engine, chosen, [0])
+        assert (
+            engine.generate(ClipRequest("a red star", width=96, height=64, frames=9)).report["forwards"]["total"] == 10
+        )
+    assert result is not None and len(result.verdicts) == 4
+    assert result.total >= 0.85, result.table()
+
+
+def test_the_document_tells_what_was_scored() -> None:
+    kept = json.loads((ROOT / "benchmarks" / "results" / "twin-score-2026-12-01.json").read_text())["runs"]
+    page = (ROOT / "docs" / "demo-model.md").read_text().partition("## A distilled twin")[2]
+    names = [*(f"demo, {steps} steps, guidance 3" for steps in (20, 10, 5)), "twin, 10 steps, guidance 1"]
+    told = dict.fromkeys(("colour of the main", "colour of the back", "direction", "class", "pitch", "bounce", "kind"))
+    for row, measure in zip(told, kept[names[0]]["measures"], strict=True):
+        line = next(line for line in page.splitlines() if line.startswith(f"| {row}"))
+        shares = [kept[name]["measures"][measure] for name in names]
+        assert line.split(" | ")[1:] == [
+            *(f"{100 * s['right'] / s['clips']:.1f} %" for s in shares[:-1]),
+            f"{100 * shares[-1]['right'] / shares[-1]['clips']:.1f} % |",
+        ]
