@@ -3,9 +3,10 @@
 # ruff: noqa: B023 - every call is made before its loop goes on
 from __future__ import annotations
 
-import importlib
 import time
+from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -18,7 +19,7 @@ from h200_common import DEVICE, HALF, SIZE, TEXT, TINY, ms, randn, wait
 
 def fused() -> dict[str, Any]:
     """Element-wise kernels: correct, and which tile is fastest."""
-    from diptych.model.kernels import adaln, rotate
+    from diptych.model.kernels import adaln, quantise, rotate
 
     out: dict[str, Any] = {}
     S = SIZE.tokens
@@ -33,21 +34,31 @@ def fused() -> dict[str, Any]:
         out[f"error rotate {D}"] = relative(rotate.norm_rotate(q, w, rope), plain.norm_rotate(q, w, rope))
         del want, got
         passes = S * D * 2
-        for rows in (1, 4, 8):
-            for warps in (4, 8, 16):
-                adaln.tuning = lambda S, D, r=rows, n=warps: {"ROWS": r, "num_warps": n}  # type: ignore[misc]
-                spent = ms(lambda: adaln.gated_scale_shift(x, y, gate, shift, scale))
-                out[f"adaln {D} rows {rows} warps {warps}"] = [spent, 4 * passes / spent / 1e9]
-        for rows in (1, 4):
-            for warps in (4, 8):
-                rotate.tuning = lambda S, width, r=rows, n=warps: {"ROWS": r, "num_warps": n}  # type: ignore[misc]
+        adaln_calls = {
+            "gated, normed": (lambda: adaln.gated_scale_shift(x, y, gate, shift, scale), 4),
+            "normed": (lambda: adaln.scale_shift(x, shift, scale), 2),
+        }
+        for what, (call, moved) in adaln_calls.items():
+            spent = ms(call)
+            out[f"adaln {D} {what}, as it is tuned"] = [spent, moved * passes / spent / 1e9]
+        spent = ms(lambda: rotate.norm_rotate_pair(q, k, w, w, rope))
+        out[f"rotate {D}, as it is tuned"] = [spent, (4 * passes + 2 * S * K * 2) / spent / 1e9]
+        for rows, steps, warps in ((2, 2, 4),) if TINY else product((1, 2, 4), (1, 2, 4), (4, 8)):
+            tune = {"ROWS": rows, "STEPS": steps, "num_warps": warps}
+            with patch.object(adaln, "tuning", lambda S, D, gated, normed: tune):
+                for what, (call, moved) in adaln_calls.items():
+                    spent = ms(call)
+                    label = f"adaln {D} {what}, rows {rows} steps {steps} warps {warps}"
+                    out[label] = [spent, moved * passes / spent / 1e9]
+        for rows, warps in ((2, 4),) if TINY else product((1, 2, 4), (2, 4, 8)):
+            tune = {"ROWS": rows, "num_warps": warps}
+            with patch.object(rotate, "tuning", lambda S, width: tune):
                 spent = ms(lambda: rotate.norm_rotate_pair(q, k, w, w, rope))
-                out[f"rotate {D} rows {rows} warps {warps}"] = [spent, (4 * passes + 2 * S * K * 2) / spent / 1e9]
+            out[f"rotate {D} rows {rows} warps {warps}"] = [spent, (4 * passes + 2 * S * K * 2) / spent / 1e9]
         hidden = randn(1, S, 4 * D)
         out[f"gelu {D}"] = ms(lambda: torch.nn.functional.gelu(hidden))
         out[f"gelu in place {D}"] = ms(lambda: torch.ops.aten.gelu_(hidden))
-    importlib.reload(adaln)
-    importlib.reload(rotate)
+        out[f"gelu in place by Triton {D}"] = ms(lambda: quantise.gelu_(hidden)) if DEVICE.type == "cuda" else None
     return out
 
 
