@@ -48,14 +48,16 @@ def of_offload(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
 
 
 def of_h200_run(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
-    """Forwards with all modulation weights on the card, decodes, and clips of distilled models."""
+    """Forwards, decodes, and clips of distilled models."""
     base = COMMON | {"geometry": "864x480x125", "modulation": "resident"}
     for model in ("pro", "lite"):
+        tables = {"modulation": "tables"} if "parked in" in result.get(model, {}) else {}
         for label, precision in (("bf16", "exact"), ("fp8 products and attention", "fp8")):
             told = result.get(model, {}).get(label)
             if isinstance(told, dict) and told.get("seconds"):
                 found = {"seconds": statistics.median(told["seconds"]), "peak_gib": told["peak GiB"]}
-                yield f"{model}, {label}", base | {"what": "forward", "model": model, "precision": precision} | found
+                row = base | tables | {"what": "forward", "model": model, "precision": precision}
+                yield f"{model}, {label}", row | found
     told = result.get("decode", {})
     if "diptych" in told:
         found = {"seconds": told["diptych"], "peak_gib": told["diptych peak GiB"]}

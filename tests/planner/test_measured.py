@@ -40,7 +40,7 @@ def test_memory_is_predicted_within_a_twentieth(row):
 
 @pytest.mark.parametrize("row", [row for row in MEASURED if row["peak_gib"] is not None], ids=name)
 def test_hardly_more_memory_is_taken_than_was_predicted(row):
-    """A limit is held only where the prediction is no less than what is taken."""
+    """A limit is held only where the prediction is no less than what is taken; 1 % is half of what is left free."""
     _, held = predicted(row)
     assert row["peak_gib"] <= 1.01 * held / GIB
 
@@ -104,6 +104,7 @@ MULTI_GPU = {
 
 H200_RUN = {
     "pro": {"bf16": {"seconds": [7.0], "peak GiB": 67.8}, "fp8 products and attention": {"failed": "no"}},
+    "lite": {"parked in": 1.3, "bf16": {"seconds": [1.52], "peak GiB": 6.24}},
     "decode": {"diptych": 2.5, "diptych peak GiB": 9.2, "within 6 GiB": [22, 2.7], "within 6 GiB, peak GiB": 5.4},
     "clip": {"precision": "fp8", "clip s": 50.0},
 }
@@ -117,8 +118,8 @@ RESULTS = [
     ("played", PLAYED, 2),
     ("offload", OFFLOAD, 4),
     ("multi", MULTI_GPU, 3),
-    ("run", H200_RUN, 4),
-    ("several", {"offload": OFFLOAD, "h200_run": H200_RUN, "simulate": PLAYED, "machine": {}}, 8),
+    ("run", H200_RUN, 5),
+    ("several", {"offload": OFFLOAD, "h200_run": H200_RUN, "simulate": PLAYED, "machine": {}}, 9),
 ]
 
 
@@ -137,5 +138,8 @@ def test_results_of_the_benchmarks_become_settings(tmp_path, name, result, lines
         assert any("pro, block, 20 GiB" in line and "19.50 GiB" in line for line in told)
     elif name == "played":
         assert [line.split()[0] for line in told] == ["ring=8", "cfg=2,ulysses=4"]
+    elif name == "run":
+        (lite,) = [line for line in told if line.startswith("lite, bf16")]
+        assert abs(float(lite.split()[-1].rstrip("%"))) < 100 * WITHIN_BYTES, "its modulation waited in host memory"
     elif name == "multi":
         assert any(line.startswith("2 ranks, lite, fp8, cfg=2") and "GiB" not in line for line in told)
