@@ -292,7 +292,8 @@ def out_of_memory(checkpoint: Path, request: Any, want: Any) -> dict[str, Any]:
             made.generate(replace(request, width=1280, height=704, frames=61))
         except DeviceMemoryError as error:
             told = str(error)
-        cap(None)
+        finally:
+            cap(None)
         clip = made.generate(request)
     return {"told": told, "equal": [bool((clip.frames == want.frames).all())] if clip is not None else None}
 
