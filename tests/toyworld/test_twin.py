@@ -181,6 +181,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_training_is_taken_up(trained: Path, tmp_path: Path) -> None:
+    assert {file.name for file in trained.iterdir()} == {"twin.safetensors", "twin_raw.safetensors", "twin.jsonl"}
     assert all(file.stat().st_size < 2**24 for file in trained.iterdir())
     model = twin.build(Parts.open(BUILT_IN, CPU).transformer)
     average = flow.resume(trained, model, "twin")
@@ -268,6 +269,8 @@ def test_scores_are_kept_seed_by_seed_and_stand_side_by_side(checkpoint: Path, t
     assert list(kept["runs"]) == [name, "demo, 1 steps, guidance 1"]
     assert scores.together(kept["runs"][name]["seeds"])["color"] == {"right": before + 1.0, "clips": 3}
     assert "| forwards a clip | 1 | 1 | |" in again
+    with pytest.raises(AssertionError, match="names of their folders"):
+        scores.scores(file, ["demo@1@1", str(BUILT_IN) + "@1@1"], prompts=1, seeds=1)
 
 
 def test_the_trained_twin_makes_what_was_asked_for_in_ten_forwards(tmp_path: Path) -> None:

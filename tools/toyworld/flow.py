@@ -302,8 +302,11 @@ def resume_average(path: Path, model: nn.Module) -> None:
 
 
 def save(out: Path, model: nn.Module, average: Average, name: str = "flow") -> None:
-    """Averaged weights as they are exported, and live ones to go on from; each below 16 MiB."""
+    """Averaged weights as they are exported, and live ones to go on from; each below 16 MiB, and each whole
+    or as it was where the run is cut off."""
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     for file, tensors in ((name, average.kept), (f"{name}_raw", average.live)):
         kept = {n: t.detach().to("cpu", torch.bfloat16).contiguous() for n, t in zip(names, tensors, strict=True)}
-        save_file(kept, out / f"{file}.safetensors")
+        part = out / f"{file}.part"
+        save_file(kept, part)
+        part.replace(out / f"{file}.safetensors")
