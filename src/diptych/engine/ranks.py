@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -163,10 +162,3 @@ def _shown(error: BaseException, place: Place | None) -> BaseException:
 def _send(pipe: Connection, message: FromRank) -> None:
     with contextlib.suppress(OSError):
         pipe.send(message)
-
-
-if __name__ == "__main__":
-    # As a module of its own name, so that what is pickled here is what the parent knows.
-    from diptych.engine import ranks
-
-    ranks.rank_main(*(Connection(int(fd)) for fd in sys.argv[1:3]))

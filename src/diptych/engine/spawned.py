@@ -162,7 +162,7 @@ class _Rank:
         self.pipe, theirs = Pipe()
         rank_end, self.lifeline = Pipe(duplex=False)
         ends = (theirs.fileno(), rank_end.fileno())
-        command = [sys.executable, "-m", "diptych.engine.ranks", *map(str, ends)]
+        command = [sys.executable, "-m", "diptych.engine.rank_process", *map(str, ends)]
         # Standard output is the caller's for results; what a library prints on a rank goes to standard error.
         self.process = subprocess.Popen(
             command, pass_fds=ends, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
