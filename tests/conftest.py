@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ranks import end_ranks
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads only wait for each other
 if not Path("/dev/nvidiactl").exists():  # read when triton is first imported, which diffusers does
@@ -27,6 +29,12 @@ def tiny_distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from diptych.model.tiny import write_tiny
 
     return write_tiny(tmp_path_factory.mktemp("tiny") / "distilled", distilled=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        end_ranks()
 
 
 LONGEST = [
