@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -13,6 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads only wait for each other
 if not Path("/dev/nvidiactl").exists():  # read when triton is first imported, which diffusers does
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+gc.disable()  # until all is imported: that stays, and looking through it for cycles took a fifth of the time
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +32,11 @@ def tiny_distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from diptych.model.tiny import write_tiny
 
     return write_tiny(tmp_path_factory.mktemp("tiny") / "distilled", distilled=True)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

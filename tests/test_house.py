@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,8 @@ def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, diptych, diptych.cli.main; print([m for m in ('torch', 'diffusers', 'av') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_garbage_is_looked_for_while_tests_run():
+    """It is not while they are collected."""
+    assert gc.isenabled()
