@@ -101,19 +101,21 @@ def test_what_no_time_is_left_for_is_told(tmp_path):
 PROGRAM = """
 import json, os, sys, time
 folder, sections = sys.argv[1], sys.argv[sys.argv.index("--sections") + 1].split(",")
-rank, results = int(os.environ["RANK"]), {}
+rank, results, world = int(os.environ["RANK"]), {}, f"{folder}/world-2.json"
 for name in sections:
     results[name] = {"state": "running"}
     if rank == 0:
-        open(f"{folder}/world-2.json", "w").write(json.dumps(results))
+        open(world, "w").write(json.dumps(results))
     if name == "fails" and rank == 1:
+        while not os.path.exists(world) or name not in open(world).read():  # ranks begin a section together
+            time.sleep(0.01)
         open(f"{folder}/failed-2-1.txt", "w").write("ValueError: of rank 1")
         os._exit(1)
     if name in ("fails", "hangs"):
         time.sleep(60)
     results[name] = {"state": "done"}
 if rank == 0:
-    open(f"{folder}/world-2.json", "w").write(json.dumps(results))
+    open(world, "w").write(json.dumps(results))
 """
 
 
