@@ -24,8 +24,9 @@ types: install
 layers: install
 	$(BIN)/lint-imports
 
+# Where no bytecode is written, every process that a test starts compiles the package anew.
 tests: install
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Requirements are installed when pyproject.toml or constraints.txt changed; the project itself every time.
 install: $(READY)
