@@ -272,7 +272,7 @@ def train(
         average.swap()
         parts = Parts.load(model, video, audio, vocoder, data.video_factor, data.audio_factor, place)
         schedule, clips = FlowSchedule(20, SHIFT), 64 if place.type == "cuda" else 2
-        with judges() as readers:
+        with judges(clips) as readers:
             for guidance in (3.0, 1.0, 5.0):
                 found = judge_many(parts, text, clips, schedule, readers, guidance=guidance)
                 shares = {name: round(found.share(name), 3) for name in MEASURES}

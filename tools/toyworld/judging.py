@@ -117,9 +117,9 @@ def decode(parts: Parts, video: Tensor, audio: Tensor) -> list[Clip]:
 
 
 @contextmanager
-def judges() -> Iterator[Executor]:
-    """Processes that read clips; started, and made to import what they need, before the first is asked for."""
-    workers = min(os.cpu_count() or 1, 12)
+def judges(clips: int) -> Iterator[Executor]:
+    """Processes that read so many clips at once; started, and made to import what they need, before the first comes."""
+    workers = min(os.cpu_count() or 1, 12, clips)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for _ in range(workers):
             pool.submit(Score)

@@ -74,7 +74,7 @@ def scores(file: Path, runs: list[str], prompts: int = 64, seeds: int = 3) -> st
     assert kept["prompts"] == prompts, f"{file} holds scores of {kept['prompts']} prompts"
     chosen = [Run.parse(text) for text in runs]
     assert len({run.name for run in chosen}) == len(chosen), "runs are told apart by the names of their folders"
-    with judges() as readers:
+    with judges(prompts) as readers:
         for run in chosen:
             same = {"steps": run.steps, "guidance": run.guidance, "forwards": run.forwards, "weights": run.weights()}
             entry = kept["runs"].get(run.name, {})
