@@ -34,7 +34,11 @@ class Serving:
         self.url = ""
 
     def __enter__(self) -> Serving:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill(signal.SIGKILL)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
