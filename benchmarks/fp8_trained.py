@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.attention import LocalAttend, Role
+from diptych.attention import LocalAttend, Role, fp8
 from diptych.attention.cores import fa3, fa3_call, is_hopper
-from diptych.attention.fp8 import Scaled, quantise
 from diptych.bench.compare import compare
 from diptych.bench.forward import relative
 from diptych.bench.score import Score, judge
@@ -63,21 +62,20 @@ def attend(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, *, rounded: bool) -> 
     return torch.einsum("bhqs,bshk->bqhk", weights / total_BHS1, v_BSHK)
 
 
-def whole(x: Scaled) -> Tensor:
+def whole(x: fp8.Scaled) -> Tensor:
     return x.values.float() * x.scale[:, None, :, None]
 
 
 def played(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
     """fp8 attention, operands rounded and multiplied in float32."""
-    q, k = quantise(q_BSHK, smooth=False, rotate=True), quantise(k_BSHK, smooth=True, rotate=True)
-    return attend(whole(q), whole(k), whole(quantise(v_BSHK, smooth=False)), rounded=True)
+    q, k, v = (whole(x) for x in fp8.rounded(q_BSHK, k_BSHK, v_BSHK))
+    return attend(q, k, v, rounded=True)
 
 
 def by_kernel(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
     """The same by FlashAttention-3, heads filled up with zeros after they were rounded."""
     K = q_BSHK.shape[-1]
-    x = quantise(q_BSHK, smooth=False, rotate=True), quantise(k_BSHK, smooth=True, rotate=True)
-    q, k, v = (*x, quantise(v_BSHK, smooth=False))
+    q, k, v = fp8.rounded(q_BSHK, k_BSHK, v_BSHK)
     filled = [
         torch.cat([part.values.view(torch.uint8), torch.zeros_like(part.values, dtype=torch.uint8)], -1).view(
             torch.float8_e4m3fn
@@ -92,10 +90,10 @@ def by_kernel(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
 class Watching(LocalAttend):
     """Video self-attention in fp8 or exact; keeps the errors of fp8 on what it is given, where it is told to look."""
 
-    def __init__(self, fp8: bool) -> None:
+    def __init__(self, approximate: bool) -> None:
         super().__init__()
-        self.fp8, self.looking = fp8, False
-        self.errors: dict[str, list[list[float]]] = {}
+        self.approximate, self.looking = approximate, False
+        self.errors: dict[str, list[float]] = {}
         self.sharpness: list[float] = []
 
     def exact(self) -> LocalAttend:
@@ -108,7 +106,7 @@ class Watching(LocalAttend):
             return super().__call__(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
         if self.looking:
             self.look(q_BSHK.float(), k_BSHK.float(), v_BSHK.float())
-        if not self.fp8:
+        if not self.approximate:
             return super().__call__(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
         return played(q_BSHK, k_BSHK, v_BSHK).to(q_BSHK.dtype)
 
@@ -159,12 +157,12 @@ def main() -> None:
         ("fp8 both", "fp8", True, 0),
         ("fp8 both, first step's attention exact", "fp8", True, 1),
     ]
-    for name, precision, fp8, first in settings:
+    for name, precision, approximate, first in settings:
         start = time.perf_counter()
         options = Options(
             checkpoint, Layout(), device, dtype, timedelta(seconds=600), precision=precision, exact_steps=first
         )
-        watch = Watching(fp8)
+        watch = Watching(approximate)
         sharing = Sharing(lambda tokens, watch=watch: (watch, None), combine_serial)
         runner = Runner(Components.load(options, device, first=True), sharing)
         score, figures, made = Score(), [], []

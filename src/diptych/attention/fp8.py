@@ -77,12 +77,17 @@ def quantise(x_BSHK: Tensor, *, smooth: bool, rotate: bool = False) -> Scaled:
     return Scaled(values.to(torch.float8_e4m3fn), scale_BH, centre)
 
 
+def rounded(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> tuple[Scaled, Scaled, Scaled]:
+    """Queries and keys turned, keys without their mean, and values, as the core multiplies them."""
+    q, k = quantise(q_BSHK, smooth=False, rotate=True), quantise(k_BSHK, smooth=True, rotate=True)
+    return q, k, quantise(v_BSHK, smooth=False)
+
+
 def fa3_fp8(
     q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The core: bf16 in, bf16 out; the log-sum-exp is that of the keys before smoothing."""
-    q, k = quantise(q_BSHK, smooth=False, rotate=True), quantise(k_BSHK, smooth=True, rotate=True)
-    v = quantise(v_BSHK, smooth=False)
+    q, k, v = rounded(q_BSHK, k_BSHK, v_BSHK)
     out_BSHK, lse_BSH = fa3_call(
         q.values, k.values, v.values, lse, q_descale=q.scale, k_descale=k.scale, v_descale=v.scale
     )
