@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diptych.bench.score import MEASURES
+from diptych.media.files import replacing
 from diptych.sampling.schedules import FlowSchedule
 from tools.toyworld import audio_parts, video_vae
 from tools.toyworld.fast_flow import Inputs, velocity
@@ -307,6 +308,5 @@ def save(out: Path, model: nn.Module, average: Average, name: str = "flow") -> N
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     for file, tensors in ((name, average.kept), (f"{name}_raw", average.live)):
         kept = {n: t.detach().to("cpu", torch.bfloat16).contiguous() for n, t in zip(names, tensors, strict=True)}
-        part = out / f"{file}.part"
-        save_file(kept, part)
-        part.replace(out / f"{file}.safetensors")
+        with replacing(out / f"{file}.safetensors") as part:
+            save_file(kept, part)
