@@ -18,6 +18,7 @@ from diptych.bench.score import MEASURES
 from diptych.bench.score_engine import score_engine
 from diptych.bench.toyworld_captions import score_prompts
 from diptych.engine.engine import Engine
+from diptych.errors import RequestError
 from diptych.model.catalogue import BUILT_IN
 from diptych.model.checkpoint import Checkpoint
 from diptych.request import ClipRequest
@@ -246,6 +247,19 @@ def test_clips_for_judging_are_sampled_as_the_engine_samples_them(checkpoint: Pa
     generator = torch.Generator().manual_seed(5)
     for x in (video, audio):
         torch.testing.assert_close(x, torch.randn(x.shape, generator=generator) - 1, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("run", ["demo@ten", "demo@1@2@3"])
+def test_a_run_that_cannot_be_read_is_refused(run: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="is not accepted: FOLDER, FOLDER@STEPS or FOLDER@STEPS@GUIDANCE"):
+        scores.scores(tmp_path / "scores.json", [run])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_twin_without_weights_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        export.export_twin(tmp_path / "twin", tmp_path / "missing.safetensors", BUILT_IN)
+    assert not list(tmp_path.iterdir())
 
 
 def test_scores_are_kept_seed_by_seed_and_stand_side_by_side(checkpoint: Path, tmp_path: Path) -> None:

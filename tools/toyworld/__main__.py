@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+from diptych.errors import UserError
 
 
 def main() -> None:
@@ -164,4 +169,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (UserError, OSError, SafetensorError) as error:
+        sys.exit(f"toyworld: {error}")

@@ -48,18 +48,20 @@ def export(folder: Path, weights: Path) -> Path:
 
 def export_twin(folder: Path, weights: Path, base: Path) -> Path:
     """Write the distilled checkpoint, all but transformer and scheduler as in `base`; returns `folder`."""
-    shutil.copytree(base, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("transformer", "scheduler"))
     teacher = Kandinsky6Transformer3DModel.from_pretrained(base / "transformer")
     model = twin.build(teacher)
     flow.resume_average(weights, model)
+    other = shutil.ignore_patterns("transformer", "scheduler", "model_index.json", "diptych.json")
+    shutil.copytree(base, folder, dirs_exist_ok=True, ignore=other)
     model.to(torch.bfloat16).save_pretrained(folder / "transformer")
     scheduler = PiflowScheduler(shift=SHIFT)
     scheduler.save_pretrained(folder / "scheduler")
-    index = json.loads((base / "model_index.json").read_text())
-    index["scheduler"] = ["diffusers", type(scheduler).__name__]
-    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
     defaults = DEFAULTS | {"steps": twin.STEPS, "guidance": 1.0}
     (folder / "diptych.json").write_text(json.dumps(defaults, indent=2) + "\n")
+    index = json.loads((base / "model_index.json").read_text())
+    index["scheduler"] = ["diffusers", type(scheduler).__name__]
+    # The index comes last: without it a folder is no checkpoint.
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
     return folder
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from diptych.bench.score import MEASURES, Score
+from diptych.errors import RequestError
+from diptych.media.files import replacing
 from diptych.model.checkpoint import Checkpoint
 from diptych.sampling.schedules import schedule_for
 from tools.toyworld.judging import Parts, judge_many, judges
@@ -33,8 +35,11 @@ class Run:
         folder, *given = text.split("@")
         checkpoint = Checkpoint.open(folder)
         own = checkpoint.defaults
-        steps, guidance = (*given, *(str(own.steps), str(own.guidance))[len(given) :])
-        run = cls(checkpoint, int(steps), float(guidance))
+        try:
+            steps, guidance = (*given, *(str(own.steps), str(own.guidance))[len(given) :])
+            run = cls(checkpoint, int(steps), float(guidance))
+        except ValueError:
+            raise RequestError("run", text, "FOLDER, FOLDER@STEPS or FOLDER@STEPS@GUIDANCE, with numbers") from None
         assert run.guidance == 1.0 or not checkpoint.distilled, "a distilled checkpoint has guidance built in"
         return run
 
@@ -125,6 +130,5 @@ def _percent(measure: dict[str, float]) -> str:
 def _write(file: Path, kept: dict[str, Any]) -> None:
     """At once or not at all: a run that is cut off leaves what was there."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(kept, indent=1) + "\n")
-    part.replace(file)
+    with replacing(file) as part:
+        part.write_text(json.dumps(kept, indent=1) + "\n")
