@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diptych.attention import Joint, LocalAttend, PatchCache, Place, Plan, Role, Traffic, unified_attention
+from diptych.attention import merge as merging
 from diptych.attention.plan import spans
 from diptych.errors import LayoutError
 
@@ -159,6 +161,17 @@ def attend(case: Case, return_lse: bool = True) -> dict[str, Any]:
         "bits of one process": same,
         "sent": traffic.sent,
     }
+
+
+def attend_with_merge_kernel(case: Case) -> dict[str, Any]:
+    """As `attend`, with partial results merged by the Triton kernel, and how many of them."""
+    from diptych.attention import merge_kernel  # where ranks need it: it imports Triton
+
+    with (
+        mock.patch.object(merging, "fusible", return_value=True),
+        mock.patch.object(merge_kernel, "added", wraps=merge_kernel.added) as added,
+    ):
+        return attend(case) | {"merged by the kernel": added.call_count}
 
 
 def split_joint(case: Case, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from diptych.attention import merge_kernel
 from diptych.attention import quantise as attention
 from diptych.codecs import conv3d, group_norm
 from diptych.model.kernels import adaln, quantise, rotate
@@ -51,6 +52,20 @@ def rotate_case(H: int, K: int) -> tuple:
     return rotate._norm_rotate, pointed | integers("batch_stride token_stride S"), what | tune, warps
 
 
+def merge_case(K: int, *, first: bool = False, last: bool = False) -> tuple:
+    tune = merge_kernel.tuning(K)
+    warps = tune.pop("num_warps")
+    what = {"H": 32, "K": K, "LAST": last, "BLOCK": K}
+    what |= {"weight_ptr": None} if first else {}
+    what |= {"out_weight_ptr": None} if last else {}
+    halves = "part_ptr" + " old_ptr" * first + " out_ptr" * last
+    wides = "max_ptr lse_ptr out_max_ptr" + " old_ptr weight_ptr" * (not first) + " out_ptr out_weight_ptr" * (not last)
+    strides = " ".join(
+        f"{of}_{axis}_stride" for of in ("old", "max", "part", "lse") for axis in ("batch", "token", "head")
+    )
+    return merge_kernel._add, pointers(bf16=halves, fp32=wides) | integers("rows " + strides), what | tune, warps
+
+
 CASES = {
     "adaln": adaln_case(4096),
     "adaln of Lite": adaln_case(1792),
@@ -87,6 +102,11 @@ CASES = {
         {"H": 32, "K": 128, "ROTATE": True, "ROWS": 128},
         8,
     ),
+    "merge of two": merge_case(128, first=True, last=True),
+    "merge, the first two": merge_case(128, first=True),
+    "merge": merge_case(128),
+    "merge of Lite": merge_case(64),
+    "merge, the last": merge_case(128, last=True),
     "moments": (
         group_norm._moments,
         pointers(fp16="x_ptr", fp32="mean_ptr square_ptr") | integers("rows"),
@@ -112,8 +132,13 @@ CASES = {
 
 def compiled(function, arguments: dict[str, str], constants: dict[str, object], warps: int) -> dict[str, int]:
     plain = {"S", "T", "Y", "X", "out_T", "rows"}  # lengths, which need not be multiples of 16
-    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(arguments) if name not in plain}
-    source = ASTSource(function, arguments | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    plain |= {f"{of}_{axis}_stride" for of in ("max", "lse") for axis in ("batch", "token", "head")}
+    kinds = arguments | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds[name] for name in function.arg_names}
+    aligned = {
+        (n,): [["tt.divisibility", 16]] for n, name in enumerate(signature) if name in arguments and name not in plain
+    }
+    source = ASTSource(function, signature, constants, aligned)
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 3})
     ptx = result.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ def ring_attention(
     k_and_v_N = torch.cat([k_BSHK.reshape(-1), v_BSHK.reshape(-1)])
     B, _, H, K = k_BSHK.shape
     joint_parts: dict[int, Partial] = {}
-    merger: Merger | None = None
+    merger = Merger(group.size, q_BSHK.dtype)
     for step in range(group.size):
         source = (group.rank - step) % group.size
         pending = None
@@ -53,17 +53,12 @@ def ring_attention(
         mask = masks[source]
         if joint is not None:
             joint_parts[source] = attend(joint.q_BJHK, k, v, mask)
-        if merger is None:
-            keys = (k, v, mask) if joint is None else joint.with_keys(k, v, mask)
-            merger = Merger(*attend(q_BSHK, *keys))
-        else:
-            merger.add(*attend(q_BSHK, k, v, mask))
+        keys = joint.with_keys(k, v, mask) if joint is not None and step == 0 else (k, v, mask)
+        merger.add(*attend(q_BSHK, *keys))
         if pending is not None:
             k_and_v_N = pending.wait()
-    assert merger is not None
-    result = merger.result(q_BSHK.dtype)
     if joint is None:
-        return result, None
+        return merger.result(), None
     own_part = attend(joint.q_BJHK, joint.k_BJHK, joint.v_BJHK, joint.key_mask_BJ)
     parts = [own_part, *(joint_parts[source] for source in range(group.size))]
-    return result, merge(parts, q_BSHK.dtype)
+    return merger.result(), merge(parts, q_BSHK.dtype)
