@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -11,9 +13,12 @@ from unittest.mock import patch
 import torch
 
 from diptych.attention import kernels as attention_kernels
+from diptych.attention import merge as merging
+from diptych.attention import merge_kernel
 from diptych.bench.forward import relative
 from diptych.model import plain
 from diptych.model.rope import rope_1d
+from diptych.planner.cost import merging as planned_merging
 from h200_common import DEVICE, HALF, SIZE, TEXT, TINY, ms, randn, wait
 
 
@@ -60,6 +65,53 @@ def fused() -> dict[str, Any]:
         out[f"gelu in place {D}"] = ms(lambda: torch.ops.aten.gelu_(hidden))
         out[f"gelu in place by Triton {D}"] = ms(lambda: quantise.gelu_(hidden)) if DEVICE.type == "cuda" else None
     return out
+
+
+def merge() -> dict[str, Any]:
+    """Joining the partial results of a ring: plain torch against the kernel, and which tile is fastest.
+
+    Of each: milliseconds, and TB/s of the bytes that it has to move: those that `planner.cost.merging` counts, and for
+    the kernel two parts of 2 bytes a number, a sum read and written in 4, and the result in 2.
+    """
+    out: dict[str, Any] = {}
+    for ranks in (8, 2):
+        S, H, K = -(-SIZE.tokens // ranks), *((5, 16) if TINY else (32, 128))
+        parts = [  # a log-sum-exp as FlashAttention-3 returns it
+            (randn(1, S, H, K), randn(1, H, S, dtype=torch.float32).transpose(1, 2)) for _ in range(ranks)
+        ]
+        numbers = S * H * K
+        counted = 6 if ranks == 2 else 8 + 10 * (ranks - 3) + 8
+        exact, exact_lse = merging.merge([(o[:, :512].double(), x[:, :512].double()) for o, x in parts], torch.float64)
+        call = partial(merging.merge, parts, HALF)
+        for how, can, moved in (("plain", False, planned_merging(ranks, 2)), ("kernel", True, counted)):
+            with patch.object(merging, "fusible", return_value=can):
+                got, lse = call()
+                spent = ms(call)
+                off = relative(got[:, :512], exact), float((lse[:, :512] - exact_lse).abs().max())
+                out[f"ring={ranks} {how}"] = {"ms": spent, "TB/s": moved * numbers / spent / 1e9, "error": off}
+                if DEVICE.type == "cuda":
+                    out[f"ring={ranks} {how}"]["bytes above the parts, a number"] = peak_bytes(call) / numbers
+            del got, lse
+        for rows, warps in ((256, 4),) if TINY else product((8, 16, 32, 64), (2, 4, 8)):
+            if rows * K < 256 * warps:
+                continue
+            tune = {"ROWS": rows, "num_warps": warps}
+            with (
+                patch.object(merging, "fusible", return_value=True),
+                patch.object(merge_kernel, "tuning", return_value=tune),
+            ):
+                spent = ms(call)
+            out[f"ring={ranks} kernel, rows {rows} warps {warps}"] = [spent, counted * numbers / spent / 1e9]
+    return out
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Of what `call` allocates on the GPU, the most at once."""
+    wait()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def cross() -> dict[str, Any]:

@@ -38,6 +38,7 @@ SECTIONS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
     "new_text_length": (h200_kernels.new_text_length, 5),
     "cross": (h200_kernels.cross, 10),
     "fused": (h200_kernels.fused, 10),
+    "merge": (h200_kernels.merge, 10),
     "exactness": (h200_models.exactness, 20),
     "compiled": (h200_models.compiled, 30),
 }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from reference import assert_close, attention
+from torch._dynamo.utils import counters
 
-from diptych.attention import KERNELS, LocalAttend, Role, unified_attention
+from diptych.attention import KERNELS, LocalAttend, Role, merge_kernel, unified_attention
+from diptych.attention import merge as merging
 from diptych.attention.kernels import need_of
 from diptych.attention.place import Place
 from diptych.attention.plan import Plan
@@ -15,6 +19,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytestmark = pytest.mark.gpu
 
+KERNELS_BY_NAME = {kernel.name: kernel for kernel in KERNELS if kernel.device == "cuda"}
 ON_GPU = [kernel for kernel in KERNELS if kernel.device in (None, "cuda") and kernel.exact]
 
 
@@ -93,3 +98,82 @@ def test_a_head_has_the_same_bits_however_many_are_computed(kernel) -> None:
     for start, stop in ((0, 14), (7, 14), (25, 28)):  # of 2, 4 and 8 ranks
         few = (x[:, :, start:stop].contiguous() for x in (q, k, v))
         assert torch.equal(kernel(*few), whole[:, :, start:stop])
+
+
+def partial_results(kernel, dtype: torch.dtype, count: int, dead: tuple[int, ...] = ()) -> tuple[list, list]:
+    """What a ring merges: attention to each of `count` parts of the keys, `dead` ones all masked; and q, k, v, mask."""
+    q, k, v = tensors(dtype, 4, 64, 130, 60 * count)
+    mask = torch.ones(2, 60 * count, dtype=torch.bool, device="cuda")
+    for part in dead:
+        mask[:, 60 * part : 60 * part + 60] = False
+    chunks = zip(k.chunk(count, 1), v.chunk(count, 1), mask.chunk(count, 1), strict=True)
+    parts = [kernel.with_lse(q, k_part, v_part, seen if dead else None) for k_part, v_part, seen in chunks]
+    return parts, [q, k, v, mask]
+
+
+@pytest.mark.parametrize("kernel", ON_GPU, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dead", [(), (0,), (1,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("count", [2, 8])
+def test_merged_parts_equal_the_whole(kernel, dtype, dead, count, monkeypatch) -> None:
+    """By the kernel, within a rounding of plain torch: a part without a visible key weighs nothing, wherever it is."""
+    dead = tuple(part for part in dead if part < count)
+    q, k, _ = tensors(dtype, 4, 64, 130, 60)
+    if kernel.refusal(need_of(q, k, torch.ones(2, 60) if dead else None, True)) is not None:
+        pytest.skip("says that it cannot")
+    parts, whole = partial_results(kernel, dtype, count, dead)
+    before = [(out.clone(), lse.clone()) for out, lse in parts]
+    with patch.object(merge_kernel, "added", wraps=merge_kernel.added) as added:
+        out, lse = merging.merge(parts, dtype)
+    assert added.call_count == count - 1
+    expected = tuple(x.cpu() for x in attention(*whole))
+    limits = None
+    if dtype == torch.float32 and len(dead) < count:  # merging adds a few steps of float32 to what each part is off by
+        limits = tuple(limit + 2e-6 for limit in plain_float32(*whole, expected))
+    assert_close(out.cpu(), lse.cpu(), expected, whole[2], dtype, limits)
+    assert all(
+        torch.equal(x, y) for part, kept in zip(parts, before, strict=True) for x, y in zip(part, kept, strict=True)
+    )
+    again, again_lse = merging.merge([(out.clone(), lse.contiguous()) for out, lse in parts], dtype)
+    assert torch.equal(again, out) and torch.equal(again_lse, lse)
+    monkeypatch.setattr(merging, "fusible", lambda *_: False)
+    plain, plain_lse = merging.merge(parts, dtype)
+    step = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(out, plain, rtol=step, atol=2e-6)
+    torch.testing.assert_close(lse, plain_lse, rtol=4 * torch.finfo(torch.float32).eps, atol=1e-6)
+    if dtype == torch.bfloat16:
+        assert (out != plain).float().mean() < 0.01
+
+
+def test_merging_compiles_whole() -> None:
+    """One graph, and the bits of the kernel that runs without a compiler."""
+    parts, _ = partial_results(KERNELS_BY_NAME["sdpa-flash"], torch.bfloat16, 8)
+    want = merging.merge(parts, torch.bfloat16)
+    torch._dynamo.reset()
+    counters.clear()
+    got = torch.compile(merging.merge, fullgraph=True)(parts, torch.bfloat16)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("count", [2, 8])
+def test_merging_takes_one_sum_and_the_result(count: int, compiled: bool) -> None:
+    """Above the parts: float32 and bf16 of one output, and the rows' numbers. Plain torch takes no less."""
+    parts = [(torch.randn(1, 4096, 16, 128, device="cuda").bfloat16(), torch.randn(1, 4096, 16, device="cuda"))] * count
+    values, rows = parts[0][0].numel(), parts[0][1].numel()
+    merge = torch.compile(merging.merge, fullgraph=True) if compiled else merging.merge
+
+    def peak() -> int:
+        merge(parts, torch.bfloat16)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        merge(parts, torch.bfloat16)
+        return torch.cuda.max_memory_allocated() - before
+
+    fused = peak()
+    assert fused <= (4 * (count > 2) + 2) * values + 5 * 4 * rows + 2**16
+    if not compiled:
+        with patch.object(merging, "fusible", return_value=False):
+            assert fused <= peak()
