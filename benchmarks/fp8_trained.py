@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from diptych.engine.runner import Runner
 from diptych.engine.sharing import Sharing
 from diptych.engine.stages import Stages
 from diptych.media.clip import Clip
+from diptych.memory.precision import EXACT, FP8, Precision
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel import Layout
 from diptych.request import ClipRequest
@@ -150,18 +151,16 @@ def main() -> None:
     requests = [ClipRequest(prompt, seed=0, steps=given.steps, **SIZE) for _, prompt in chosen]
     results: dict[str, Any] = {"device": str(device), "torch": torch.__version__, "prompts": given.prompts, "clips": []}
     exact: list[Clip] = []
-    settings: list[tuple[str, Literal["exact", "fp8"], bool, int]] = [
-        ("exact", "exact", False, 0),
-        ("fp8 products", "fp8", False, 0),
-        ("fp8 attention", "exact", True, 0),
-        ("fp8 both", "fp8", True, 0),
-        ("fp8 both, first step's attention exact", "fp8", True, 1),
+    settings = [
+        ("exact", EXACT, False),
+        ("fp8 products", FP8, False),
+        ("fp8 attention", EXACT, True),
+        ("fp8 both", FP8, True),
+        ("fp8 both, first step's attention exact", Precision("fp8", steps=1), True),
     ]
-    for name, precision, approximate, first in settings:
+    for name, precision, approximate in settings:
         start = time.perf_counter()
-        options = Options(
-            checkpoint, Layout(), device, dtype, timedelta(seconds=600), precision=precision, exact_steps=first
-        )
+        options = Options(checkpoint, Layout(), device, dtype, timedelta(seconds=600), precision=precision)
         watch = Watching(approximate)
         sharing = Sharing(lambda tokens, watch=watch: (watch, None), combine_serial)
         runner = Runner(Components.load(options, device, first=True), sharing)

@@ -33,6 +33,7 @@ from diptych.memory import fp8
 from diptych.memory.budget import Plan, Planner
 from diptych.memory.footprint import GIB, Setting, Size, transformer_weights
 from diptych.memory.offload import Offloaded
+from diptych.memory.precision import EXACT, FP8
 from diptych.memory.tables import modulation_layers, park
 from diptych.model.transformer import Transformer
 from offload_common import DEVICE, DTYPE, HOST, PARTS, QUICK, SIZE, START, TEXT, cap, measured, tidy
@@ -142,7 +143,7 @@ def transformer(name: str, caps: dict[str, tuple[float, dict[str, Any]]], quanti
     result["resident"] = measured(bench.forward, 1 if BRIEF else 2)
     want = tuple(x.clone() for x in bench.out)
     moved, seconds = bench.offloaded()
-    precision = "fp8" if quantised else "exact"
+    precision = FP8 if quantised else EXACT
     weights = transformer_weights(bench.config, bench.setting(precision=precision))
     result["host"] = {
         "moved in": seconds,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from diptych.codecs.tiles import decode_peak, fused_cost, plan_tiles
 from diptych.memory.footprint import GIB, Parts, Setting, footprint
+from diptych.memory.precision import FP8, Precision
 from diptych.parallel.layout import Layout
 from diptych.planner import rates as shares
 from diptych.planner import tell
@@ -62,7 +63,7 @@ def _row(found: Plan) -> str:
     best = found.best
     if best is None:
         return f"| {found.task.model} | nothing fits | | | | |"
-    fast = next((choice for choice in found.fitting if choice.setting.precision == "fp8"), None)
+    fast = next((choice for choice in found.fitting if choice.setting.precision == FP8), None)
     approximate = "" if fast is None else f"{_seconds(fast)}"
     peak = f"{best.first.peak / GIB:.1f}"
     if best.layout.world > 1:
@@ -150,7 +151,9 @@ def predicted(row: dict[str, object]) -> tuple[float, int]:
     size, budget = task.size, row.get("decode_budget")
     assert budget is None or isinstance(budget, int)
     tiles = plan_tiles(size.T, size.Y, size.X, budget, fused_cost())
-    fixed = {name: row[name] for name in ("precision", "modulation", "offload")}
+    fixed = {name: row[name] for name in ("modulation", "offload")} | {
+        "precision": Precision.parse(str(row["precision"]))
+    }
     fixed |= {name: row[name] for name in ("resident", "chunks") if name in row}
     fixed |= {name: getattr(layout, name) for name in ("ulysses", "ring", "tensor", "shard", "pipeline")}
     setting = Setting(modulation_itemsize=task.modulation_itemsize, **fixed)  # type: ignore[arg-type]

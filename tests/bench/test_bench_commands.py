@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from diptych.cli.bench import app
+from diptych.errors import RequestError
 
 
 @pytest.fixture
@@ -38,10 +39,10 @@ def test_decode_beside_diffusers(bench):
 
 
 def test_a_clip_stage_by_stage(bench, tiny_distilled):
-    result = bench("clip", tiny_distilled, "--geometry", "64x32x5", "--steps", 2)
+    result = bench("clip", tiny_distilled, "--geometry", "64x32x5", "--steps", 2, "--precision", "fp8:first=1")
     stages = [result["seconds"][name] for name in ("text", "denoise", "decode")]
     assert 0 < sum(stages) <= result["seconds"]["clip"] * 1.01
-    assert result["report"]["precision"] == "exact"
+    assert result["report"]["precision"] == "fp8:first=1"
 
 
 def test_loading_rate(bench, tiny_base):
@@ -52,6 +53,31 @@ def test_loading_rate(bench, tiny_base):
 
 def test_a_forward_in_fp8(bench):
     what = ("--model", "tiny", "--geometry", "64x32x5", "--blocks", 1, "--text", 5)
-    result = bench("forward", *what, "--fp8", "--no-floor")
+    result = bench("forward", *what, "--precision", "fp8", "--no-floor")
     assert set(result["seconds"]) == {"diptych", "diptych fp8"}
     assert 1e-3 < result["fp8_difference"] < 0.1
+
+
+def test_blocks_that_stay_exact_in_a_forward_and_in_a_step(bench):
+    what = ("--model", "tiny", "--geometry", "64x32x5", "--blocks", 3, "--text", 5)
+    whole = bench("forward", *what, "--precision", "fp8:first=1,last=2", "--no-floor")
+    assert whole["precision"] == "fp8:first=1,last=2"
+    assert whole["fp8_difference"] == 0
+    assert bench("forward", *what, "--precision", "fp8:first=1", "--no-floor")["fp8_difference"] > 1e-3
+    assert bench("step", *what, "--precision", "fp8:last=1")["precision"] == "fp8:last=1"
+
+
+@pytest.mark.parametrize("command", ["forward", "step"])
+@pytest.mark.parametrize(
+    ("precision", "told"),
+    [
+        ("fp4", "exact, fp8, fp8:1 for exact attention"),
+        ("fp8:first=3,last=1", "first and last together at most the 3 blocks of this model"),
+        ("fp8:1", "one without steps, such as fp8:first=2,last=2: here no clip is made"),
+    ],
+)
+def test_a_precision_that_cannot_be_timed_is_refused(command, precision, told):
+    given = ["--model", "tiny", "--geometry", "64x32x5", "--precision", precision, "--device", "cpu"]
+    refused = CliRunner().invoke(app, [command, *given]).exception
+    assert isinstance(refused, RequestError)
+    assert str(refused).startswith(f"precision = '{precision}' is not accepted: {told}")

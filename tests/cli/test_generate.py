@@ -82,6 +82,24 @@ def test_show_tells_and_from_makes_it_again(made, tmp_path, diptych):
     assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
+def test_a_precision_is_shown_and_kept_unless_another_is_named(tiny_base, tmp_path, diptych):
+    """Of two clips that differ in it alone, each is made again as it was."""
+
+    def made(name, *more):
+        status, _, said = diptych("generate", *more, "--output", tmp_path / name, "--device", "cpu", "--quiet")
+        assert (status, said) == (0, "")
+        return read_report(tmp_path / name), read_clip(tmp_path / name)
+
+    fresh = ("a red circle", "--model", tiny_base, "--seed", "5", *SIZE, "--precision", "fp8:first=1,last=1")
+    report, clip = made("a.mp4", *fresh)
+    assert report["precision"] == "fp8:first=1,last=1"
+    assert "fp8:first=1,last=1" in diptych("show", tmp_path / "a.mp4")[1]
+    again, same = made("b.mp4", "--from", tmp_path / "a.mp4")
+    assert again["precision"] == "fp8:first=1,last=1" and np.array_equal(same.frames, clip.frames)
+    other, _ = made("c.mp4", "--from", tmp_path / "a.mp4", "--precision", "exact")
+    assert other["precision"] == "exact"
+
+
 def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path, diptych):
     lines = [
         "a red circle",

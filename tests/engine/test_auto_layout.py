@@ -10,12 +10,13 @@ import torch
 from diptych import ClipRequest, Engine
 from diptych.engine import auto
 from diptych.errors import LayoutError
+from diptych.memory.precision import EXACT
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 from diptych.planner.choices import Limits
 
 GPU = torch.device("cuda", 0)
-KEPT = Limits(precision="exact", modulation="resident")
+KEPT = Limits(precision=EXACT, modulation="resident")
 
 
 @pytest.fixture

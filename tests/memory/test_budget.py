@@ -15,8 +15,10 @@ from diptych.errors import RequestError
 from diptych.memory import fp8
 from diptych.memory.budget import CHUNKS, OFFLOADS, Planner, shown
 from diptych.memory.footprint import GIB, RELEASED, Setting, Size, activations, footprint, transformer_weights
+from diptych.memory.precision import EXACT, FP8, Precision
 from diptych.memory.tables import is_modulation
 from diptych.model.config import LITE, PRO, TINY
+from diptych.parallel.stages import stage_blocks
 
 ROOT = Path(__file__).parents[2]
 CLIP = Size(T=32, Y=60, X=108, A=225, L=200, lanes=2, steps=50)
@@ -28,18 +30,27 @@ def decode(budget: int | None) -> int:
     return decode_peak(32, 60, 108, budget, fused_cost())
 
 
-@pytest.mark.parametrize("precision", ["exact", "fp8"])
+@pytest.mark.parametrize(
+    "precision", ["exact", "fp8", "fp8:first=1", "fp8:first=1,last=1", "fp8:last=3"], ids=lambda text: text
+)
 @pytest.mark.parametrize("config", [TINY, TINY.distilled()], ids=["base", "distilled"])
 def test_weights_are_counted_to_the_byte(config, precision):
+    precision = Precision.parse(precision)
     model = random_transformer(config, torch.device("cpu"), torch.float16)
-    if precision == "fp8":
-        fp8.quantise(model)
+    if precision.kind == "fp8":
+        fp8.quantise(model, exact_first=precision.first, exact_last=precision.last)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     bytes_of = {name: t.numel() * t.element_size() for name, t in tensors.items()}
     setting = Setting(itemsize=2, precision=precision, modulation_itemsize=2 if config.grid > 1 else 4)
     weights = transformer_weights(config, setting)
-    blocks = sum(n for name, n in bytes_of.items() if name.startswith("visual_tr") and not is_modulation(name))
-    assert weights.blocks * weights.block == blocks
+    blocks = [0] * config.num_visual_blocks
+    for name, count in bytes_of.items():
+        if name.startswith("visual_transformer_blocks.") and not is_modulation(name):
+            blocks[int(name.split(".")[1])] += count
+    assert weights.each == tuple(blocks)
+    for stages in (2, 3):
+        most = max(sum(blocks[n] for n in stage_blocks(3, stages, stage)) for stage in range(stages))
+        assert sum(transformer_weights(config, replace(setting, pipeline=stages)).each) == most
     assert weights.modulation == sum(n for name, n in bytes_of.items() if is_modulation(name))
     assert weights.total == sum(bytes_of.values())
 
@@ -53,7 +64,7 @@ def measured(section: str, label: str) -> dict:
     [
         ("pro", "block, 20 GiB", PRO, {"offload": "block"}),
         ("pro", "block, 14.5 GiB, 8 chunks", PRO, {"offload": "block", "chunks": 8}),
-        ("fp8", "block, 32 GiB", PRO, {"offload": "block", "precision": "fp8"}),
+        ("fp8", "block, 32 GiB", PRO, {"offload": "block", "precision": FP8}),
         ("lite", "model, 10 GiB", LITE, {"offload": "model"}),
     ],
 )
@@ -72,13 +83,13 @@ def test_an_h200_took_no_more_than_predicted_and_at_most_five_percent_less(secti
 
 
 def test_host_memory_is_what_was_predicted():
-    for section, config, precision in (("pro", PRO, "exact"), ("fp8", PRO, "fp8"), ("lite", LITE, "exact")):
+    for section, config, precision in (("pro", PRO, EXACT), ("fp8", PRO, FP8), ("lite", LITE, EXACT)):
         weights = transformer_weights(config, Setting(precision=precision))
         assert (weights.total - weights.modulation) / GIB == pytest.approx(measured(section, "host")["GiB"], rel=1e-3)
 
 
 @pytest.mark.parametrize("offload", OFFLOADS)
-@pytest.mark.parametrize("precision", ["exact", "fp8"])
+@pytest.mark.parametrize("precision", [EXACT, FP8, Precision("fp8", first=2, last=3)], ids=str)
 @pytest.mark.parametrize("size", [CLIP, LONG], ids=["5 s", "long and large"])
 @pytest.mark.parametrize("config", [PRO, LITE], ids=["pro", "lite"])
 def test_a_plan_holds_its_budget_and_more_of_it_keeps_more(config, size, precision, offload):
@@ -109,7 +120,7 @@ def test_the_promises_of_the_documents():
 
     assert within(72, offload="none") is None and within(72, offload="model")
     assert within(20, offload="model") is None and within(20, offload="block").chunks == 1
-    assert within(14.5, offload="block") and within(32, offload="block", precision="fp8").resident >= 45
+    assert within(14.5, offload="block") and within(32, offload="block", precision=FP8).resident >= 45
     assert Planner(LITE, RELEASED).plan(CLIP, Setting(offload="model"), decode, 10 * GIB)
 
 
@@ -144,6 +155,15 @@ def test_parts_of_the_sequence_take_less_until_attention_is_what_takes_most():
         widest.append(max(work["attention"], work["feed_forward"]))
     assert widest[1] < widest[0] and widest == sorted(widest, reverse=True)
     assert widest[-1] == activations(PRO, CLIP, Setting())["attention"]
+
+
+def test_a_block_that_stays_exact_works_with_exact_tensors():
+    """The widest of both kinds: attention in fp8 also holds the rounded three, a feed-forward in parts holds less."""
+    kinds = (EXACT, FP8, Precision("fp8", first=1))
+    exact, quantised, both = (activations(PRO, CLIP, Setting(precision=kind, chunks=8)) for kind in kinds)
+    assert quantised["attention"] > exact["attention"] and quantised["feed_forward"] < exact["feed_forward"]
+    assert both == {name: max(exact[name], quantised[name]) for name in exact}
+    assert activations(PRO, CLIP, Setting(precision=Precision("fp8", 0, 30, 30), chunks=8)) == exact
 
 
 @pytest.mark.parametrize(
@@ -199,16 +219,16 @@ def test_sizes_are_told_as_a_person_says_them():
 def test_the_document_tells_what_the_code_computes():
     """docs/memory.md: least budgets, and the weights they are made of."""
     text = (ROOT / "docs" / "memory.md").read_text()
-    rows = {"Pro": (PRO, "exact"), "Pro, fp8": (PRO, "fp8"), "Lite": (LITE, "exact")}
+    rows = {"Pro": (PRO, EXACT), "Pro, fp8": (PRO, FP8), "Lite": (LITE, EXACT)}
     for name, (config, precision) in rows.items():
-        modulation = "tables" if precision == "fp8" else "resident"
+        modulation = "tables" if precision == FP8 else "resident"
         setting = Setting(precision=precision, modulation=modulation)
         planner = Planner(config, RELEASED)
         least = [planner.least(CLIP, replace(setting, offload=mode), decode) / GIB for mode in OFFLOADS]
         assert f"| {name} | " + " | ".join(f"{n:.1f}" for n in least) + " |" in text
     pro, lite, small = (
         transformer_weights(config, Setting(precision=precision))
-        for config, precision in ((PRO, "exact"), (LITE, "exact"), (PRO, "fp8"))
+        for config, precision in ((PRO, EXACT), (LITE, EXACT), (PRO, FP8))
     )
     told = [f"| {pro.outer / GIB:.2f} | {lite.outer / GIB:.2f} |"]
     told += [f"| 60 x {pro.block / GIB:.3f} (fp8: {small.block / GIB:.3f}) | 32 x {lite.block / GIB:.3f} |"]

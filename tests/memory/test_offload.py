@@ -10,23 +10,26 @@ import torch
 from diptych.attention import LocalAttend
 from diptych.bench.geometry import Geometry, random_inputs, random_transformer
 from diptych.memory import fp8
+from diptych.memory.footprint import Setting, transformer_weights
 from diptych.memory.host import Packed, host_bytes
 from diptych.memory.offload import Offloaded
+from diptych.memory.precision import EXACT, FP8, Precision
 from diptych.memory.tables import ModulationTables, modulation_layers, park
 from diptych.model.config import TINY
 
 CPU = torch.device("cpu")
 SIZE = Geometry.parse("160x96x9")
 CONFIG = replace(TINY, num_visual_blocks=7)
+TWO_SIZES = Precision("fp8", first=1, last=2)
 
 
 class Lab:
     """A random transformer of seven blocks and one forward of it."""
 
-    def __init__(self, quantised: bool = False) -> None:
+    def __init__(self, precision: Precision = EXACT) -> None:
         self.model = random_transformer(CONFIG, CPU, torch.float32)
-        if quantised:
-            fp8.quantise(self.model)
+        if precision.kind == "fp8":
+            fp8.quantise(self.model, exact_first=precision.first, exact_last=precision.last)
         self.inputs = random_inputs(CONFIG, SIZE, 5, CPU, torch.float32)
         with torch.no_grad():
             self.context = self.model.context(self.inputs.text, self.inputs.pooled, None)
@@ -52,9 +55,9 @@ def same(got, want) -> bool:
     return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("quantised", [False, True], ids=["exact", "fp8"])
-def test_the_same_bits_however_many_blocks_stay(quantised):
-    lab = Lab(quantised)
+@pytest.mark.parametrize("precision", [EXACT, FP8, TWO_SIZES], ids=str)
+def test_the_same_bits_however_many_blocks_stay(precision):
+    lab = Lab(precision)
     want = lab.forward()
     moved = lab.offload()
     for resident in (0, 3, None):
@@ -74,6 +77,20 @@ def test_two_blocks_more_than_stay_are_on_the_device_and_no_third(resident):
     assert [n for n, _ in seen] == list(range(7))
     assert all(n in held and len(held) == resident + 2 for n, held in seen)
     assert moved.device_bytes == moved.outer_bytes + (resident + 2) * moved.layer_bytes
+
+
+@pytest.mark.parametrize("resident", range(8))
+def test_blocks_of_two_sizes_take_what_is_predicted(resident):
+    """Slots are as large as the largest block that streams; each tensor begins at a multiple of 256 bytes."""
+    lab = Lab(TWO_SIZES)
+    weights = transformer_weights(CONFIG, Setting(itemsize=4, precision=TWO_SIZES))
+    moved = lab.offload()
+    moved.load(resident)
+    lab.forward()
+    assert len(set(weights.each)) == 2 and weights.each[0] == weights.each[5] == weights.each[6] == weights.block
+    tensors = sum(1 for block in lab.model.fused_blocks for _ in (*block.parameters(), *block.buffers()))
+    over = moved.device_bytes - moved.outer_bytes - weights.held(resident)
+    assert 0 <= over < 256 * tensors < weights.block - min(weights.each)
 
 
 def test_a_forward_fetches_what_streams_once_and_nothing_else():
@@ -177,9 +194,9 @@ def test_strides_dtypes_and_shared_tensors_survive_packing():
         assert torch.equal(t.float(), want[name][0].float()), name
 
 
-@pytest.mark.parametrize("quantised", [False, True], ids=["exact", "fp8"])
-def test_the_feed_forward_in_parts_is_the_whole_to_rounding(quantised):
-    lab = Lab(quantised)
+@pytest.mark.parametrize("precision", [EXACT, FP8, TWO_SIZES], ids=str)
+def test_the_feed_forward_in_parts_is_the_whole_to_rounding(precision):
+    lab = Lab(precision)
     want = lab.forward()
     calls = []
     for block in lab.model.fused_blocks:

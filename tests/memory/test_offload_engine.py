@@ -60,9 +60,10 @@ def test_the_same_clip(tiny_base, plain, options):
         ({"audio": False}, {}),
         ({"guidance": 1.0}, {}),
         ({}, {"precision": "fp8"}),
+        ({}, {"precision": "fp8:first=1"}),
         ({"steps": 6}, {"cache": "firstblock:0.5,3,0.2"}),
     ],
-    ids=["image", "silent", "no guidance", "fp8", "cache"],
+    ids=["image", "silent", "no guidance", "fp8", "fp8 but for a block", "cache"],
 )
 def test_the_same_clip_with_blocks_streamed(tiny_base, request_changes, options):
     request = ClipRequest("a red circle", **(SMALL | request_changes))

@@ -14,6 +14,7 @@ from diptych.engine.engine import Engine
 from diptych.engine.options import Options
 from diptych.errors import RequestError
 from diptych.memory import fp8
+from diptych.memory.precision import EXACT, FP8, Precision
 from diptych.model.checkpoint import Checkpoint
 from diptych.model.fp8 import Fp8Linear
 from diptych.model.loading import load_transformer
@@ -70,8 +71,18 @@ def test_a_checkpoint_is_quantised_while_it_is_read(tiny_base):
         assert streamed.dtype is later.dtype is torch.bfloat16
 
 
-def test_the_first_steps_attend_exactly(tiny_base, monkeypatch):
-    """`fp8:1` on a GPU; here with an inexact kernel that only the test knows."""
+@pytest.mark.parametrize(
+    ("precision", "blocks", "steps"),
+    [
+        ("fp8", 3, 2),
+        ("fp8:1", 3, 1),
+        ("fp8:first=1", 2, 2),
+        ("fp8:steps=1,first=1,last=1", 1, 1),
+        ("fp8:last=3", 0, 2),
+    ],
+)
+def test_first_steps_and_outer_blocks_attend_exactly(tiny_base, monkeypatch, precision, blocks, steps):
+    """As on a GPU; here with an inexact kernel that only the test knows, two steps and three blocks."""
     flash = next(kernel for kernel in kernels.KERNELS if kernel.device == "cpu")
     calls = []
 
@@ -83,9 +94,9 @@ def test_the_first_steps_attend_exactly(tiny_base, monkeypatch):
     monkeypatch.setattr(kernels, "KERNELS", (rough, *kernels.KERNELS))
     monkeypatch.setattr(local, "KERNELS", kernels.KERNELS)
     monkeypatch.setattr(Options, "kernels", {Role.VISUAL_SELF: "rough"})
-    made = clip(tiny_base, precision="fp8:1")
-    assert made.report["precision"] == "fp8:1"
-    assert len(calls) == 3 * 2 * 1, "three blocks, two lanes, the second of two steps"
+    made = clip(tiny_base, precision=precision)
+    assert made.report["precision"] == precision
+    assert len(calls) == blocks * 2 * steps, "in each of these blocks and steps, in both lanes"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +106,12 @@ def test_the_first_steps_attend_exactly(tiny_base, monkeypatch):
         ("precision", "fp8:"),
         ("precision", "fp8:x"),
         ("precision", "exact:1"),
+        ("precision", "fp8:middle=1"),
+        ("precision", "fp8:first=-1"),
+        ("precision", "fp8:first=1,first=2"),
+        ("precision", "fp8:1,last=2"),
+        ("precision", "fp8:first=1,"),
+        ("precision", "fp8:first=12345"),
         ("modulation", "gone"),
     ],
 )
@@ -102,3 +119,57 @@ def test_other_names_are_refused(tiny_base, monkeypatch, field, value):
     monkeypatch.setattr(Components, "load", lambda *_, **__: pytest.fail("weights were touched"))
     with pytest.raises(RequestError, match=f"{field} = '{value}' is not accepted"):
         Engine.load(tiny_base, device="cpu", **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "meant", "told"),
+    [
+        ("exact", EXACT, "exact"),
+        ("fp8", FP8, "fp8"),
+        ("fp8:0", FP8, "fp8"),
+        ("fp8:3", Precision("fp8", steps=3), "fp8:3"),
+        ("fp8:steps=3", Precision("fp8", steps=3), "fp8:3"),
+        ("fp8:last=2", Precision("fp8", last=2), "fp8:last=2"),
+        ("fp8:last=2,steps=1,first=4", Precision("fp8", 1, 4, 2), "fp8:steps=1,first=4,last=2"),
+    ],
+)
+def test_a_precision_is_read_and_told(text, meant, told):
+    assert Precision.parse(text) == meant
+    assert str(meant) == told
+    assert Precision.parse(told) == meant
+
+
+@pytest.mark.parametrize(
+    ("precision", "blocks"),
+    [("fp8", {0, 1, 2}), ("fp8:first=1", {1, 2}), ("fp8:last=2", {0}), ("fp8:first=1,last=1", {1}), ("exact", set())],
+)
+def test_an_engine_quantises_the_other_blocks(tiny_base, precision, blocks):
+    with Engine.load(tiny_base, device="cpu", precision=precision) as engine:
+        modules = engine._executor._runner.components.transformer.named_modules()
+        layers = {name for name, module in modules if isinstance(module, Fp8Linear)}
+    assert layers == {f"visual_transformer_blocks.{n}.{path}" for n in blocks for path in fp8.VIDEO_LINEARS}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["fp8:first=3", "fp8:first=1,last=2"])
+def test_with_all_blocks_exact_the_clip_has_the_bits_of_an_exact_one(tiny_base, exact, dtype, precision):
+    want = exact if dtype == "float32" else clip(tiny_base, dtype=dtype)
+    got = clip(tiny_base, dtype=dtype, precision=precision)
+    assert all(np.array_equal(got.latents[name], want.latents[name]) for name in want.latents)
+    assert np.array_equal(got.frames, want.frames) and np.array_equal(got.audio, want.audio)
+    assert got.report["precision"] == precision
+
+
+def test_every_block_that_stays_exact_brings_the_clip_nearer(tiny_base, exact):
+    texts = ("fp8", "fp8:last=1", "fp8:first=1,last=1")
+    videos = [clip(tiny_base, precision=text).latents["video"] for text in texts]
+    errors = [np.linalg.norm(video - exact.latents["video"]) for video in videos]
+    assert errors[0] > errors[1] > errors[2] > 0
+
+
+def test_more_exact_blocks_than_there_are_is_refused_before_a_weight_is_read(tiny_base, monkeypatch):
+    monkeypatch.setattr(Components, "load", lambda *_, **__: pytest.fail("weights were touched"))
+    told = r"precision = 'fp8:first=2,last=2' is not accepted: first and last together at most the 3 blocks"
+    for layout in ("single", "cfg=2", "auto"):
+        with pytest.raises(RequestError, match=told):
+            Engine.load(tiny_base, device="cpu", layout=layout, precision="fp8:first=2,last=2")

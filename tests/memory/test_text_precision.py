@@ -18,6 +18,7 @@ from diptych.engine.options import Options, pick_text_precision
 from diptych.engine.placement import parts_held
 from diptych.errors import RequestError
 from diptych.memory.footprint import GIB, RELEASED, Setting, Size, footprint
+from diptych.memory.precision import EXACT
 from diptych.model import quantised
 from diptych.model.checkpoint import Checkpoint
 from diptych.model.components import load_clip, load_clip_tokenizer, load_text_encoder, load_tokenizer
@@ -209,7 +210,7 @@ def test_the_document_tells_what_is_counted():
     rows = dict(re.findall(r"^\| `(exact|8bit|nf4)` \|.*?\| ([\d.]+ GiB \| [\d.]+ GiB) \|", text, re.M))
     task, machine = task_of("pro"), machine_of("8xH100-80")
     for precision in ("exact", "8bit", "nf4"):
-        fixed = Limits(layout=Layout(ulysses=8, shard=8), precision="exact", text_precision=precision)
+        fixed = Limits(layout=Layout(ulysses=8, shard=8), precision=EXACT, text_precision=precision)
         best = plan(task, machine, fixed).best
         language = RELEASED.in_text_precision(precision, 2).language
         assert rows.pop(precision) == f"{language / GIB:.1f} GiB | {best.first.peak / GIB:.1f} GiB"

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from diptych.bench.geometry import random_transformer
 from diptych.errors import LayoutError
 from diptych.memory.footprint import Setting, transformer_weights
+from diptych.memory.precision import FP8, Precision
 from diptych.model.config import LITE, TINY
 from diptych.model.tiny import write_tiny
 from diptych.parallel import Layout
@@ -89,14 +90,22 @@ def test_modulation_tables_are_made_by_all_ranks_together(layout, ranks, tiny_ba
         assert furthest(of_rank, one_rank) <= 2e-5
 
 
+@pytest.mark.parametrize("precision", [FP8, Precision("fp8", first=1, last=1)], ids=str)
 @pytest.mark.parametrize("layout", ["tensor=2", "ulysses=2,shard=2"])
-def test_fp8_is_as_near_to_exact_as_on_one_rank(layout, ranks, tiny_base, jobs, one_rank):
+def test_fp8_is_as_near_to_exact_as_on_one_rank(layout, precision, ranks, tiny_base, jobs, one_rank):
     """Quantised by rows: a shard quantises whole rows, a part of tensor=2 has scales of its own."""
-    alone = work.velocities(str(tiny_base), "single", jobs, {"precision": "fp8"})
-    results = ranks(2)(work.velocities, str(tiny_base), layout, jobs, {"precision": "fp8"})
+    alone = work.velocities(str(tiny_base), "single", jobs, {"precision": precision})
+    results = ranks(2)(work.velocities, str(tiny_base), layout, jobs, {"precision": precision})
     assert 1e-3 < furthest(results[0], one_rank) < 1.5 * furthest(alone, one_rank)
     if layout == "ulysses=2,shard=2":
         assert furthest(results[0], alone) < 1e-4
+
+
+@pytest.mark.parametrize("layout", ["tensor=2", "ulysses=2,shard=2", "cfg=2", "pipeline=2"])
+def test_the_blocks_that_stay_exact_do_so_on_every_rank(layout, ranks, tiny_base, jobs, one_rank):
+    precision = Precision("fp8", first=1, last=2)
+    for of_rank in ranks(2)(work.velocities, str(tiny_base), layout, jobs, {"precision": precision}):
+        assert furthest(of_rank, one_rank) <= 2e-5
 
 
 @pytest.mark.parametrize("offload", ["model", "block"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clip_work import clip
+from clip_work import approximated, clip
 
 from diptych.engine.engine import Engine
 from diptych.errors import LayoutError, RequestError
@@ -39,6 +39,18 @@ def test_an_approximation_says_so(ranks, tiny_base: Path) -> None:
     assert made.report["layout"] == "pipeline=2"
     off = np.abs(made.latents["video"] - one.latents["video"])
     assert 0 < off.mean() < 0.5 * np.abs(one.latents["video"]).mean(), "near the exact clip, and not the same"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("precision", "blocks", "steps"),
+    [("fp8", (2, 1), 4), ("fp8:steps=1,first=1,last=1", (1, 0), 3), ("fp8:first=2", (0, 1), 4)],
+)
+def test_every_stage_knows_which_blocks_attend_exactly(ranks, tiny_base: Path, precision, blocks, steps) -> None:
+    """Three blocks, two on the first stage: once a step in both lanes while patches are whole, then once a patch."""
+    counts = ranks(2)(approximated, "pipeline=2", str(tiny_base), REQUEST, PipeSettings(2, 2), precision)
+    whole = steps - 2
+    assert counts == [held * 2 * (whole + 2 * 2) for held in blocks]
 
 
 @pytest.mark.parametrize("text", ["0", "2,0", "2,65", "two", "1,2,3", ""])

@@ -6,6 +6,7 @@ import pytest
 
 from diptych.errors import LayoutError
 from diptych.memory.footprint import GIB
+from diptych.memory.precision import EXACT
 from diptych.parallel.layout import Layout
 from diptych.planner.auto import auto_layout
 from diptych.planner.choices import Limits, plan
@@ -15,7 +16,7 @@ from diptych.planner.task import task_of
 H200 = Gpu("NVIDIA H200", 140 * GIB, "570", (9, 0))
 T4 = Gpu("Tesla T4", 15 * GIB, "570", (7, 5))
 STRANGE = Gpu("NVIDIA Z9", 96 * GIB, "999", (13, 0))
-KEPT = Limits(precision="exact", offload="none", modulation="resident")
+KEPT = Limits(precision=EXACT, offload="none", modulation="resident")
 
 
 def test_it_is_the_layout_that_diptych_plan_calls_best():

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from diptych.codecs.tiles import decode_peak, fused_cost, released_cost
 from diptych.errors import LayoutError
 from diptych.memory.budget import slack
-from diptych.memory.footprint import GIB, footprint
+from diptych.memory.footprint import GIB, Setting, footprint, transformer_weights
+from diptych.memory.precision import EXACT, FP8, Precision
 from diptych.parallel.layout import Layout
 from diptych.planner.cards import CARDS
 from diptych.planner.choices import SAME, Limits, layouts_of, plan
+from diptych.planner.cost import forward
 from diptych.planner.draw import held
 from diptych.planner.machine import Machine, machine_of
 from diptych.planner.options import pick_bytes
+from diptych.planner.rates import Rates
 from diptych.planner.task import task_of
 from diptych.planner.tell import options_of
 from diptych.request import MAX_TEXT_TOKENS
@@ -134,9 +137,48 @@ def test_borrowed_weights_are_counted_while_they_are_there():
 
 def test_what_is_fixed_stays():
     layout = Layout(ring=2, ulysses=2)
-    for choice in of(layout=layout, precision="fp8", offload="model", modulation="tables").choices:
+    for choice in of(layout=layout, precision=FP8, offload="model", modulation="tables").choices:
         s = choice.setting
-        assert (choice.layout, s.precision, s.offload, s.modulation) == (layout, "fp8", "model", "tables")
+        assert (choice.layout, s.precision, s.offload, s.modulation) == (layout, FP8, "model", "tables")
+
+
+def test_blocks_and_steps_that_stay_exact_take_what_exact_ones_take():
+    """Blocks: seconds and bytes; steps: the seconds of attention. All of them: the figures of an exact run."""
+
+    def figures(text, **axes):
+        precision = Precision.parse(text)
+        limits = {"layout": Layout(**axes), "offload": "none", "modulation": "resident"}
+        choice = of(gpus="2xH200", precision=precision, **limits).choices[0]
+        return choice.seconds.denoise, choice.first.phases["denoise"].weights
+
+    texts = ("exact", "fp8:first=20,last=20", "fp8:first=1,last=1", "fp8")
+    seconds, weights = zip(*(figures(text) for text in texts), strict=True)
+    assert list(seconds) == sorted(set(seconds), reverse=True)
+    assert list(weights) == sorted(set(weights), reverse=True)
+    assert (weights[2] - weights[3]) * 20 == weights[1] - weights[3], "2 and 40 of 60 blocks"
+    assert seconds[2] - seconds[3] == pytest.approx((seconds[0] - seconds[3]) / 30)
+    whole = figures("fp8:first=30,last=30")
+    assert whole == (pytest.approx(seconds[0]), weights[0])
+    few, all_steps = figures("fp8:5"), figures("fp8:50")
+    assert few[1] == all_steps[1] == weights[3]
+    assert few[0] - seconds[3] == pytest.approx((all_steps[0] - seconds[3]) / 10)
+    piped = [figures(text, pipeline=2)[0] for text in ("fp8:1", "fp8:steps=1,first=1", "exact")]
+    assert figures("fp8", pipeline=2)[0] < piped[0] < piped[1] < piped[2]
+
+
+def test_streamed_blocks_of_two_sizes_are_counted_each():
+    """A bus that is far too narrow: the time of a forward is that of the bytes."""
+    task, machine = task_of("pro", "512x512x5"), machine_of("1xH200")
+    rates = replace(Rates.of(machine.card, machine.link), bus=1e9)
+
+    def streamed(text, resident):
+        setting = Setting(precision=Precision.parse(text), offload="block", modulation="tables", resident=resident)
+        return forward(task.config, task.size, setting, rates).total * 1e9
+
+    large, small = (transformer_weights(task.config, Setting(precision=p)).block for p in (EXACT, FP8))
+    assert streamed("fp8", 0) == pytest.approx(60 * small)
+    assert streamed("fp8:first=10,last=10", 0) == pytest.approx(40 * small + 20 * large)
+    assert streamed("fp8:first=10,last=10", 30) == pytest.approx(20 * small + 10 * large), "every second one"
 
 
 def test_a_layout_that_the_machine_or_the_model_cannot_have_is_refused():
@@ -192,13 +234,13 @@ def test_pipefusion_is_weighed_and_never_best_where_something_exact_fits():
 def test_pipefusion_keeps_keys_and_gains_only_after_its_whole_steps():
     """Two steps are both computed whole: stages then only wait for each other."""
     layouts = (Layout(), Layout(pipeline=4))
-    (one, four) = (of("lite-distill", "4xH200", layout=layout, precision="exact").choices[0] for layout in layouts)
+    (one, four) = (of("lite-distill", "4xH200", layout=layout, precision=EXACT).choices[0] for layout in layouts)
     assert one.seconds.denoise / 4 < four.seconds.denoise < one.seconds.denoise
     few, machine = task_of("lite-distill", "864x480x125", steps=2), machine_of("4xH200")
-    limits = [Limits(layout=layout, precision="exact") for layout in layouts]
+    limits = [Limits(layout=layout, precision=EXACT) for layout in layouts]
     (one, four) = (plan(few, machine, limit).choices[0] for limit in limits)
     assert four.seconds.denoise > one.seconds.denoise
-    single = of("lite-distill", "4xH200", layout=Layout(pipeline=2), precision="exact").choices[0]
+    single = of("lite-distill", "4xH200", layout=Layout(pipeline=2), precision=EXACT).choices[0]
     assert single.others.phases["denoise"].work - one.others.phases["denoise"].work == 16 * 2 * 51_840 * 2688 * 2
 
 
@@ -206,6 +248,6 @@ def test_without_guidance_there_is_no_second_pass_to_split():
     """`cfg=2` is refused by nobody, and wins nothing: both halves compute the one pass there is."""
     plain, machine = task_of("lite", "864x480x125", guidance=1.0), machine_of("4xH200")
     for rest in ({}, {"pipeline": 2}):
-        limits = [Limits(layout=Layout(cfg=cfg, **rest), precision="exact") for cfg in (1, 2)]
+        limits = [Limits(layout=Layout(cfg=cfg, **rest), precision=EXACT) for cfg in (1, 2)]
         (one, two) = (plan(plain, machine, limit).choices[0] for limit in limits)
         assert two.seconds.denoise == pytest.approx(one.seconds.denoise)

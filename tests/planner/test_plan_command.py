@@ -69,6 +69,16 @@ def test_the_options_that_it_prints_are_those_of_generate():
         assert option in known, option
 
 
+def test_exact_blocks_and_steps_are_planned_told_and_in_the_command():
+    asked = ("--gpus", "h200", "--precision", "fp8:last=2,steps=1,first=2")
+    told = json.loads(run(*asked, "--json").stdout)["best"]
+    assert (told["precision"], told["exact"]) == ("fp8:steps=1,first=2,last=2", False)
+    lines = run(*asked).stdout.splitlines()
+    assert any("--precision fp8:steps=1,first=2,last=2" in line for line in lines)
+    head, row = (next(line for line in lines if line.startswith(word)) for word in ("layout ", "single  "))
+    assert row.index(" none ") + 5 == head.index(" offload") + 8, "columns stay under their names"
+
+
 def test_the_command_that_it_prints_asks_for_what_was_planned():
     def command(*arguments):
         lines = run("--gpus", "h200", *arguments).stdout.splitlines()
@@ -145,7 +155,14 @@ def test_it_draws_who_holds_what(tmp_path):
         (("--gpus", "t4", "--geometry", "864x480x513"), "frames = 513 is not accepted"),
         (("--gpus", "t4", "--clips", "0"), "clips = 0 is not accepted: a whole number from 1"),
         (("--gpus", "t4", "--steps", "0"), "steps = 0 is not accepted"),
-        (("--gpus", "t4", "--precision", "fp4"), "precision = 'fp4' is not accepted: one of exact, fp8"),
+        (
+            ("--gpus", "t4", "--precision", "fp4"),
+            "precision = 'fp4' is not accepted: exact, fp8, fp8:1 for exact attention",
+        ),
+        (
+            ("--gpus", "h200", "--precision", "fp8:first=40,last=30"),
+            "precision = 'fp8:first=40,last=30' is not accepted: first and last together at most the 60 blocks",
+        ),
         (("--gpus", "t4", "--text-precision", "4bit"), "text-precision = '4bit' is not accepted: one of exact, 8bit"),
         (("--gpus", "t4", "--offload", "all"), "offload = 'all' is not accepted: one of none, model, block"),
         (("--gpus", "t4", "--modulation", "x"), "modulation = 'x' is not accepted: one of resident, tables"),

@@ -63,8 +63,8 @@ def start(folder: Path, *flags: str) -> list[object]:
 
 def test_settings_reach_the_engine_and_it_is_warm_before_it_is_ready(tmp_path: Path, notes: Path) -> None:
     flags = {
-        "layout": "cfg=2", "device": "cuda", "dtype": "bfloat16", "precision": "fp8:1", "text_precision": "8bit",
-        "modulation": "tables", "offload": "block", "memory": "22GiB", "cache": "taylor",
+        "layout": "cfg=2", "device": "cuda", "dtype": "bfloat16", "precision": "fp8:steps=1,first=2",
+        "text_precision": "8bit", "modulation": "tables", "offload": "block", "memory": "22GiB", "cache": "taylor",
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
     words += ["--gpus", "4,5,6,7", "--warm-up", "64x32x5", "--warm-up", "96x64x9"]

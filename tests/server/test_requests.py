@@ -204,7 +204,7 @@ def test_exact_and_cached_at_once_is_a_contradiction() -> None:
     assert no.value.code == "conflicting_parameters"
 
 
-@pytest.mark.parametrize("precision", ["exact", "fp8", "fp8:1"])
+@pytest.mark.parametrize("precision", ["exact", "fp8", "fp8:1", "fp8:steps=1,first=2,last=2"])
 def test_precisions_that_exist_are_taken(precision: str) -> None:
     settings = load(["some/model", "--precision", precision])
     made = normalise(read_fields({"prompt": "a lamp"})[0], [], None, RELEASED, settings)
@@ -226,9 +226,9 @@ def test_a_language_model_in_fewer_bits_is_an_approximation_too(precision: str) 
         load(["some/model", "--text-precision", "4bit"])
 
 
-@pytest.mark.parametrize("precision", ["fp4", "fp8:", "fp8:x", "exact:1"])
+@pytest.mark.parametrize("precision", ["fp4", "fp8:", "fp8:x", "exact:1", "fp8:first=x"])
 def test_a_precision_that_does_not_exist_is_refused_in_one_sentence(precision: str) -> None:
-    with pytest.raises(SettingsError, match=f"--precision = '{precision}': exact, fp8, or fp8:1"):
+    with pytest.raises(SettingsError, match=f"--precision = '{precision}': exact, fp8, fp8:1 for"):
         load(["some/model", "--precision", precision])
 
 

@@ -11,33 +11,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diptych.attention import Attend, LocalAttend, Role
+from diptych.attention import Attend, LocalAttend
 from diptych.bench import floors, profile
 from diptych.bench.geometry import Geometry, Inputs, config_named, random_inputs, random_transformer
+from diptych.bench.precision import in_precision, precision_for
 from diptych.bench.stock import stock_forward, stock_transformer
 from diptych.bench.timing import alternating, peak_memory
-from diptych.memory.fp8 import quantise
 from diptych.model import ops
 from diptych.model.transformer import Transformer
+from diptych.sampling.denoiser import Denoiser
 
 
 def forward_call(
-    model: Transformer, inputs: Inputs, geometry: Geometry, attend: Attend, *, plain: bool = False
+    model: Transformer,
+    inputs: Inputs,
+    geometry: Geometry,
+    attend: Attend,
+    *,
+    plain: bool = False,
+    exact: Attend | None = None,
+    exact_blocks: frozenset[int] = frozenset(),
 ) -> Callable[[], tuple[Tensor, Tensor | None]]:
-    """One velocity, with what a request prepares once prepared beforehand. plain: without fused kernels."""
+    """One velocity, with what a request prepares once prepared beforehand. plain: without fused kernels.
+
+    exact, exact_blocks: who attends in these blocks instead of `attend`.
+    """
     with torch.no_grad():
         context = model.context(inputs.text, inputs.pooled, None)
     grid = model.grid(*geometry.latents, geometry.audio_tokens, tail=False, device=inputs.video.device)
+    denoiser = Denoiser(model, attend, grid, [context], 1.0, exact=exact, exact_blocks=exact_blocks)
+    timestep = inputs.timestep.cpu()[0]
 
     @torch.no_grad()
     def call() -> tuple[Tensor, Tensor | None]:
         with ExitStack() as stack:
             if plain:
                 stack.enter_context(ops.plain_only())
-            out: tuple[Tensor, Tensor | None] = model(
-                inputs.video, inputs.audio, inputs.timestep, context, grid, attend
-            )
-        return out
+            out = denoiser.lane(inputs.video, inputs.audio, timestep, context)
+        return out.video, out.audio
 
     return call
 
@@ -64,16 +75,17 @@ def bench_forward(
     repeats: int = 3,
     against: str | None = None,
     plain: bool = False,
-    fp8: bool = False,
+    precision: str = "exact",
     with_floor: bool = True,
     with_profile: bool = True,
 ) -> dict[str, Any]:
     """Time forwards of a model with random weights; everything is measured in this run, the rivals in turns.
 
     against: `diffusers` (stock, eager, as its pipeline calls it) or None. plain: also our path without fused kernels.
-    fp8: then also with fp8 products on video tokens and, on a Hopper GPU, fp8 video self-attention.
+    precision: then also in this one, such as `fp8` or `fp8:first=2,last=2`. Raises `RequestError` for another.
     """
     config = config_named(model_name, blocks)
+    approximate = precision_for(precision, config, device, dtype)
     ceilings = floors.measure(config, geometry, text_tokens, device, dtype) if with_floor else None
     model = random_transformer(config, device, dtype)
     inputs = random_inputs(config, geometry, text_tokens, device, dtype)
@@ -100,11 +112,10 @@ def bench_forward(
         result["profile"] = profile.by_class(ours, device)
     calls.clear()
     del stock
-    if fp8:
+    if approximate.kind == "fp8":
         exact = ours()[0]
-        quantise(model)
-        attend = LocalAttend({Role.VISUAL_SELF: "fa3-fp8"} if device.type == "cuda" else {})
-        faster = forward_call(model, inputs, geometry, attend)
+        faster = forward_call(model, inputs, geometry, **in_precision(model, approximate, device))
+        result["precision"] = str(approximate)
         times |= alternating({"diptych fp8": faster}, device, repeats)
         peaks["diptych fp8"] = peak_memory(faster, device)
         result["fp8_difference"] = relative(faster()[0], exact)

@@ -34,7 +34,7 @@ def forward(
     repeats: Repeats = 3,
     against: Against = None,
     plain: Annotated[bool, typer.Option(help="Also without fused kernels.")] = False,
-    fp8: Annotated[bool, typer.Option(help="Then also in fp8.")] = False,
+    precision: Annotated[str, typer.Option(help="Then also in this one: fp8, or fp8:first=2,last=2.")] = "exact",
     floor: Annotated[bool, typer.Option(help="Measure this machine's ceilings first.")] = True,
     device: Device = None,
     json: Json = None,
@@ -53,7 +53,7 @@ def forward(
         repeats=repeats,
         against=_rival(against),
         plain=plain,
-        fp8=fp8,
+        precision=precision,
         with_floor=floor,
     )
     typer.echo(forward_table(result))
@@ -126,6 +126,7 @@ def step(
     geometry: Size = "864x480x125",
     blocks: Blocks = None,
     text: Text = 200,
+    precision: Annotated[str, typer.Option(help="exact, fp8 or fp8:first=2,last=2.")] = "exact",
     repeats: Repeats = 3,
     device: Device = None,
     json: Json = None,
@@ -136,7 +137,9 @@ def step(
     from diptych.bench.tables import seconds_table
 
     size, where = Geometry.parse(geometry), _device(device)
-    result = bench_step(model, size, device=where, blocks=blocks, text_tokens=text, repeats=repeats)
+    result = bench_step(
+        model, size, device=where, blocks=blocks, text_tokens=text, repeats=repeats, precision=precision
+    )
     typer.echo(seconds_table(result))
     _write(json, result)
 
@@ -176,7 +179,7 @@ def clip(
     checkpoint: Checkpoint,
     geometry: Size = "864x480x125",
     steps: Annotated[int | None, typer.Option(help="Default: from the checkpoint.")] = None,
-    precision: Annotated[str, typer.Option(help="exact or fp8.")] = "exact",
+    precision: Annotated[str, typer.Option(help="exact, fp8 or fp8:steps=1,first=2,last=2.")] = "exact",
     modulation: Annotated[str, typer.Option(help="resident or tables.")] = "resident",
     repeats: Repeats = 1,
     device: Device = None,

@@ -52,11 +52,15 @@ def generate(
         str | None, _option("Working dtype: float32, bfloat16 or float16. Default: by the device.")
     ] = None,
     precision: Annotated[
-        str, _option("exact, fp8 (faster and smaller, an approximation), or fp8:1 (first step exact).")
-    ] = "exact",
+        str | None,
+        _option(
+            "exact, or fp8 (faster and smaller, an approximation); fp8:1 attends exactly in the first step, "
+            "fp8:steps=1,first=2,last=2 also computes the outer blocks exactly. Default: exact."
+        ),
+    ] = None,
     text_precision: Annotated[
-        str, _option("exact, 8bit or nf4: the language model in fewer bits, an approximation. Default: exact.")
-    ] = "exact",
+        str | None, _option("exact, 8bit or nf4: the language model in fewer bits, an approximation. Default: exact.")
+    ] = None,
     modulation: Annotated[
         str, _option("resident, or tables: its weights wait in host memory, same clip. Default: resident.")
     ] = "resident",
@@ -108,8 +112,6 @@ def generate(
     given = {name: value for name, value in options.items() if value is not None}
     engine = {
         "dtype": dtype,
-        "precision": precision,
-        "text_precision": text_precision,
         "modulation": modulation,
         "cache": cache,
         "pipefusion": pipefusion,
@@ -120,6 +122,8 @@ def generate(
         "layout": layout,
         "trace": trace,
     }
+    named = {"precision": precision, "text_precision": text_precision}
+    engine |= {name: value for name, value in named.items() if value is not None}
     with stoppable(), Display(quiet=quiet) as display:
         if prompts is not None:
             for name, value in (
@@ -137,7 +141,7 @@ def generate(
         if output_dir is not None:
             raise RequestError("--output-dir", str(output_dir), "it goes with --prompts; use --output for one clip")
         if from_clip is not None:
-            request, model = _again(from_clip, prompt, given, model)
+            request, model, engine = _again(from_clip, prompt, given, model, engine)
         elif prompt is None:
             raise RequestError("PROMPT", None, 'say what the clip shows, such as diptych generate "waves at dusk"')
         else:
@@ -244,14 +248,19 @@ def _line_request(line: str, given: dict[str, Any]) -> ClipRequest:
     return ClipRequest.from_dict(changed(given, values))
 
 
-def _again(path: Path, prompt: str | None, given: dict[str, Any], model: str | None) -> tuple[ClipRequest, str | None]:
+def _again(
+    path: Path, prompt: str | None, given: dict[str, Any], model: str | None, options: dict[str, Any]
+) -> tuple[ClipRequest, str | None, dict[str, Any]]:
+    """What a file says: its request, its checkpoint, and with which precisions it was computed."""
     from diptych.media.mp4 import read_report, read_request
 
     changes = given if prompt is None else given | {"prompt": prompt}
-    request, made_with = read_request(path, **changes), read_report(path).get("checkpoint")
+    request, report = read_request(path, **changes), read_report(path)
+    made_with = report.get("checkpoint")
+    kept = {name: report[name] for name in ("precision", "text_precision") if name in report}
     if model is None and not isinstance(made_with, str):
         raise MediaError(f"{path} does not say which checkpoint made it; give --model.")
-    return request, model or made_with
+    return request, model or made_with, kept | options
 
 
 def _write(clip: Clip, path: Path | None, display: Display) -> Path:

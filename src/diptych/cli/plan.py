@@ -26,7 +26,7 @@ def plan(
     guidance: Annotated[float | None, _option("1 is off. Default: from the checkpoint.")] = None,
     audio: Annotated[bool, _option("With or without sound. Default: with.", "--audio/--no-audio")] = True,
     layout: Annotated[str | None, _option("Only this layout, such as cfg=2,ulysses=4.")] = None,
-    precision: Annotated[str | None, _option("Only exact, or only fp8.")] = None,
+    precision: Annotated[str | None, _option("Only this one: exact, fp8 or fp8:steps=1,first=2,last=2.")] = None,
     text_precision: Annotated[str, _option("exact, 8bit or nf4: of the language model. Default: exact.")] = "exact",
     offload: Annotated[str | None, _option("Only none, model or block.")] = None,
     modulation: Annotated[str | None, _option("Only resident, or only tables.")] = None,
@@ -38,6 +38,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
     """Seconds and memory of every way to run a checkpoint on these GPUs, the best first. Needs no GPU."""
+    from diptych.memory.precision import Precision
     from diptych.parallel.layout import Layout
     from diptych.planner import tell
     from diptych.planner.choices import Limits
@@ -52,7 +53,7 @@ def plan(
     machine = machine_here(link=link) if gpus is None else machine_of(gpus, link=link)
     limits = Limits(
         layout=None if layout is None else Layout.parse(layout),
-        precision=one_of("precision", precision, ("exact", "fp8")),
+        precision=None if precision is None else Precision.parse(precision),
         text_precision=one_of("text-precision", text_precision, ("exact", "8bit", "nf4")) or "exact",
         offload=one_of("offload", offload, ("none", "model", "block")),
         modulation=one_of("modulation", modulation, ("resident", "tables")),

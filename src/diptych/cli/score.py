@@ -29,7 +29,7 @@ def score(
     steps: Annotated[int | None, _option("Denoising steps. Default: from the checkpoint.")] = None,
     guidance: Annotated[float | None, _option("1 is off. Default: from the checkpoint.")] = None,
     cache: Annotated[str | None, _option("Step cache, as in generate.")] = None,
-    precision: Annotated[str, _option("exact, fp8 or fp8:N. Default: exact.")] = "exact",
+    precision: Annotated[str, _option("exact, fp8 or fp8:steps=1,first=2,last=2. Default: exact.")] = "exact",
     dtype: Annotated[str | None, _option("float32, bfloat16 or float16. Default: by the device.")] = None,
     device: Annotated[str | None, _option("cpu, cuda, cuda:1 … Default: the first GPU, else the CPU.")] = None,
     layout: Annotated[str | None, _option("How ranks share the clips, such as cfg=2,ulysses=4.")] = None,

@@ -20,7 +20,7 @@ def tune(
     checkpoint: Annotated[str, typer.Argument(help="A folder, a hub id, or a name such as lite.")],
     prompt: Annotated[list[str] | None, _option("Prompt to try; repeat it. Default: two of ours.")] = None,
     cache: Annotated[list[str] | None, _option("Cache to try; repeat it. Default: each at three thresholds.")] = None,
-    precision: Annotated[list[str] | None, _option("Precision to try beside exact, such as fp8.")] = None,
+    precision: Annotated[list[str] | None, _option("Precision to try beside exact, such as fp8; repeat it.")] = None,
     budget: Annotated[float, typer.Option(help="PSNR that the worst frame has to keep, dB.")] = 30.0,
     width: Annotated[int | None, _option("Pixels. Default: from the checkpoint.")] = None,
     height: Annotated[int | None, _option("Pixels. Default: from the checkpoint.")] = None,

@@ -75,7 +75,7 @@ class Components:
         checkpoint, dtype = options.checkpoint, options.dtype
         cpu = torch.device("cpu")
         home = device if options.offload == "none" else cpu
-        tables = options.modulation == "tables"
+        tables, quantised = options.modulation == "tables", options.precision.kind == "fp8"
         visiting: dict[str, Offloaded] = {}
         if options.offload != "none" or options.memory is not None:
             grow_segments(device)
@@ -98,8 +98,8 @@ class Components:
                 transformer.hold(stage_blocks(blocks, options.layout.pipeline, stage))
                 split = split or WeightSplit()
                 cuts = split_model(transformer, split)
-                if options.precision == "fp8":
-                    quantise(transformer)
+                if quantised:
+                    quantise(transformer, exact_first=options.precision.first, exact_last=options.precision.last)
             shards = None
             if split.shard is not None:
                 from diptych.parallel.shards import Shards
@@ -108,7 +108,7 @@ class Components:
             load_transformer(
                 transformer,
                 checkpoint,
-                device=device if options.precision == "fp8" else home,  # what is quantised is quantised where it runs
+                device=device if quantised else home,  # what is quantised is quantised where it runs
                 dtype=dtype,
                 on_bytes=on_bytes,
                 cuts=cuts if shards is None else shards.cuts,
@@ -160,7 +160,7 @@ class Components:
             "ranks": self.options.layout.world,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "dtype": names[self.options.dtype],
-            "precision": self.options.precision + (f":{self.options.exact_steps}" if self.options.exact_steps else ""),
+            "precision": str(self.options.precision),
             "text_precision": self.options.text_precision,
             "modulation": self.options.modulation,
             "offload": self.options.offload,

@@ -114,7 +114,8 @@ class Engine:
         device: `cpu`, `cuda` or `cuda:N`; default the first GPU, else the CPU.
         dtype: `float32`, `bfloat16` or `float16` for matrix products and attention; default by the device.
         precision: `exact`, or `fp8`: products on video tokens and video self-attention in fp8, an approximation that
-        every report names; `fp8:N` keeps attention exact in the first N steps.
+        every report names. `fp8:N` keeps attention exact in the first N steps; `fp8:steps=N,first=N,last=N`, each of
+        which may be left out, also keeps so many blocks at the beginning and the end as they are without fp8.
         text_precision: `exact`, or `8bit`, `nf4` (4 bits, by bitsandbytes): the language model's weights are rounded,
         an approximation that every report names; 7.1 or 4.4 GiB instead of 13.2.
         modulation: `resident`, or `tables`: its weights wait in host memory, and each request computes all of its
@@ -146,7 +147,7 @@ class Engine:
         # What needs no checkpoint is refused before one is fetched.
         if plan is not None:
             check_ranks(plan, where, joined)
-        kind, exact_steps = pick_precision(precision, where, working)
+        arithmetic = pick_precision(precision, where, working)
         text = pick_text_precision(text_precision)
         fixed, mode = pick_modulation(modulation), pick_offload(offload)
         budget, for_decoding = pick_bytes("memory", memory), pick_bytes("decode_memory", decode_memory)
@@ -154,8 +155,9 @@ class Engine:
         if folder is not None:
             check_folder(folder)
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, on_progress)
+        arithmetic.check(checkpoint.transformer.num_visual_blocks)
         if plan is None:
-            limits = Limits(precision=kind, text_precision=text, modulation=fixed, offload=mode, budget=budget)
+            limits = Limits(precision=arithmetic, text_precision=text, modulation=fixed, offload=mode, budget=budget)
             plan = chosen_layout(checkpoint, where, joined, limits)
             check_ranks(plan, where, joined)
         check_fit(plan, checkpoint.transformer)
@@ -170,8 +172,7 @@ class Engine:
             timedelta(seconds=step_timeout),
             decode_budget=for_decoding,
             trace=folder,
-            precision=kind,
-            exact_steps=exact_steps,
+            precision=arithmetic,
             text_precision=text,
             modulation=fixed,
             memory=budget,

@@ -15,13 +15,13 @@ from diptych.attention.kernels import check_name
 from diptych.attention.roles import Role
 from diptych.errors import LayoutError, RequestError
 from diptych.memory.footprint import Offload, TextPrecision
+from diptych.memory.precision import EXACT, Precision
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel.layout import Layout
 from diptych.planner.options import pick_bytes as pick_bytes
 from diptych.sampling.caches import CachePlan
 from diptych.sampling.pipefusion import PipeSettings
 
-Precision = Literal["exact", "fp8"]
 Modulation = Literal["resident", "tables"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,8 +33,7 @@ class Options:
     step_timeout: how long ranks may be silent before they are taken for hung.
     decode_budget: bytes that decoding may take, or None for the default plan.
     trace: folder for the timings of every rank, or None not to take any.
-    precision: exact, or fp8 for products on video tokens and video self-attention.
-    exact_steps: in how many of the first steps attention stays exact all the same.
+    precision: what is computed in fp8, if anything is.
     text_precision: exact, or the weights of the language model rounded to 8 bits or to NF4.
     modulation: whether its weights stay on the device, or only tables of what they give for each step.
     offload: what is on the device only while it is used: nothing, each model, or each block of the transformer.
@@ -49,8 +48,7 @@ class Options:
     step_timeout: timedelta
     decode_budget: int | None = None
     trace: Path | None = None
-    precision: Precision = "exact"
-    exact_steps: int = 0
+    precision: Precision = EXACT
     text_precision: TextPrecision = "exact"
     modulation: Modulation = "resident"
     offload: Offload = "none"
@@ -66,7 +64,7 @@ class Options:
     @property
     def kernels(self) -> dict[Role, str]:
         """The attention kernels that are asked for by role."""
-        return {Role.VISUAL_SELF: "fa3-fp8"} if self.precision == "fp8" and self.device.type == "cuda" else {}
+        return {Role.VISUAL_SELF: "fa3-fp8"} if self.precision.kind == "fp8" and self.device.type == "cuda" else {}
 
     @property
     def approximate(self) -> tuple[str, ...]:
@@ -114,20 +112,15 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Precision, int]:
-    """`exact`, `fp8`, or `fp8:N` with exact attention in the first N steps: precision and N.
-
-    Raises `RequestError` for a precision that does not exist, or that this device or dtype cannot have.
-    """
-    kind, colon, steps = name.partition(":") if isinstance(name, str) else (name, "", "")
-    few = steps.isdecimal() and len(steps) < 5
-    if kind not in get_args(Precision) or (colon and not (kind == "fp8" and few)):
-        raise RequestError("precision", name, "exact, fp8, or fp8:1 for a first step with exact attention")
-    if kind == "fp8" and device.type == "cuda":
+def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> Precision:
+    """The precision that is meant. Raises `RequestError` for one that does not exist, or that this device or dtype
+    cannot have."""
+    precision = Precision.parse(name)
+    if precision.kind == "fp8" and device.type == "cuda":
         if torch.cuda.get_device_capability(device)[0] != 9 or dtype is not torch.bfloat16:
             raise RequestError("precision", name, "it takes a Hopper GPU and dtype bfloat16; use exact")
         check_name("fa3-fp8")
-    return cast(Precision, kind), int(steps or 0)
+    return precision
 
 
 def pick_text_precision(name: str) -> TextPrecision:

@@ -161,7 +161,8 @@ class Runner:
             shard,
             self.sharing.combine,
             exact=attend.exact(),
-            exact_steps=c.options.exact_steps,
+            exact_steps=c.options.precision.steps,
+            exact_blocks=c.options.precision.spared(len(model.fused_blocks)),
             pipe=None if self.sharing.pipe is None else self.sharing.pipe(shard),
         )
 

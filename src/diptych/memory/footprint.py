@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from diptych.attention.plan import spans, split
+from diptych.memory.precision import EXACT, Precision
 from diptych.model.config import TransformerConfig
 from diptych.model.keys import Shape, stays_as_stored, transformer_keys
 
@@ -123,7 +125,7 @@ class Setting:
     """
 
     itemsize: int = 2
-    precision: Literal["exact", "fp8"] = "exact"
+    precision: Precision = EXACT
     text_precision: TextPrecision = "exact"
     modulation: Literal["resident", "tables"] = "resident"
     modulation_itemsize: int = 4
@@ -176,40 +178,67 @@ class Footprint:
 
 @dataclass(frozen=True)
 class TransformerWeights:
-    """Bytes of a transformer as one rank holds it: `outer` around the fused blocks, one `block`, how many blocks.
+    """Bytes of a transformer as one rank holds it: `outer` around the fused blocks, and of each of these in turn.
 
     modulation: of outer parts and all blocks together; it is counted in neither of them. towers: the part of `outer`
     that is the blocks of the text towers, which `tensor` and `shard` split as they do the fused ones.
     """
 
     outer: int
-    block: int
-    blocks: int
+    each: tuple[int, ...]
     modulation: int
     towers: int = 0
 
     @property
+    def blocks(self) -> int:
+        return len(self.each)
+
+    @property
+    def block(self) -> int:
+        """The largest: blocks that stay exact beside others in fp8 are."""
+        return max(self.each, default=0)
+
+    @property
     def total(self) -> int:
-        return self.outer + self.blocks * self.block + self.modulation
+        return self.outer + sum(self.each) + self.modulation
+
+    def streamed(self, resident: int) -> list[int]:
+        """The bytes of the blocks that stream when `resident` stay."""
+        return [self.each[n] for n in streamed(self.blocks, resident)]
+
+    def held(self, resident: int) -> int:
+        """Bytes of blocks on the device when `resident` stay: those, and the slots that the others share."""
+        moving = self.streamed(resident)
+        return sum(self.each) - sum(moving) + SLOTS * max(moving, default=0)
+
+
+def streamed(layers: int, resident: int) -> list[int]:
+    """Which of so many layers come and go when `resident` stay, evenly spread; none where the slots hold the rest."""
+    moving = 0 if resident + SLOTS >= layers else layers - max(resident, 0)
+    return [n for n in range(layers) if (n + 1) * moving // layers > n * moving // layers]
 
 
 def transformer_weights(config: TransformerConfig, setting: Setting) -> TransformerWeights:
     """From the names and shapes of the checkpoint's tensors."""
     whole = _weights(config, setting.itemsize, setting.precision, setting.modulation_itemsize)
-    held = -(-whole.blocks // setting.pipeline)
+    stages = [whole.each[span.start : span.stop] for span in spans(split(whole.blocks, setting.pipeline))]
     share = setting.tensor * setting.shard
+    each = tuple(-(-block // share) for block in max(stages, key=sum))  # all ranks plan for the one that holds the most
     towers = -(-whole.towers // share)
     outer = whole.outer - whole.towers + towers
-    return TransformerWeights(outer, -(-whole.block // share), held, -(-whole.modulation // share), towers)
+    return TransformerWeights(outer, each, -(-whole.modulation // share), towers)
 
 
 @lru_cache(maxsize=64)
-def _weights(config: TransformerConfig, itemsize: int, precision: str, modulation_itemsize: int) -> TransformerWeights:
+def _weights(
+    config: TransformerConfig, itemsize: int, precision: Precision, modulation_itemsize: int
+) -> TransformerWeights:
     """On one rank. Kept, because a planner asks many times."""
     outer = modulation = towers = 0
-    blocks = [0] * max(config.num_visual_blocks, 1)
+    blocks = [0] * config.num_visual_blocks
+    quantised = {f"{BLOCK}{n}.{layer}.weight" for n in precision.quantised(len(blocks)) for layer in VIDEO_LINEARS}
     for name, shape in transformer_keys(config).items():
-        size = _stored(name, shape, itemsize, precision, modulation_itemsize)
+        size = _stored(name, shape, itemsize, modulation_itemsize, fp8=name in quantised)
         if "modulation" in name:
             modulation += size
         elif name.startswith(BLOCK):
@@ -217,20 +246,33 @@ def _weights(config: TransformerConfig, itemsize: int, precision: str, modulatio
         else:
             outer += size
             towers += size if "_text_transformer_blocks." in name else 0
-    return TransformerWeights(outer, max(blocks), config.num_visual_blocks, modulation, towers)
+    return TransformerWeights(outer, tuple(blocks), modulation, towers)
 
 
 def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict[str, int]:
     """Bytes at the widest point of each part of a fused block, beside the weights.
 
     `attention`, `feed_forward`: in units of one video stream u = B s D itemsize, with n the normed input of a product
-    (u, or half of it in fp8 of a 2-byte dtype): attention u + n + q, k, v + output; feed-forward u + n + inner + u.
+    (u, or half of it in fp8 of a 2-byte dtype): attention u + n + q, k, v + output; feed-forward u + n + inner + u;
+    of the blocks in fp8 and those that stay exact what takes more.
     `sampler`: latents, velocities, modulations and rotary tables, all there all the while.
     """
+    quantised = len(setting.precision.quantised(config.num_visual_blocks))
+    kinds = [_block_activations(config, size, setting, fp8=True)] if quantised else []
+    if quantised < config.num_visual_blocks or not kinds:
+        kinds.append(_block_activations(config, size, setting, fp8=False))
+    cells = size.batch * size.T * size.Y * size.X
+    sampler = 4 * cells * (4 * config.in_visual_dim + config.visual_in + 4 * config.out_visual_dim)
+    sampler += 4 * size.tokens * config.head_dim
+    sampler += modulation_bytes(config) * size.batch * tables_held(size, setting)
+    return {name: max(kind[name] for kind in kinds) for name in kinds[0]} | {"sampler": sampler}
+
+
+def _block_activations(config: TransformerConfig, size: Size, setting: Setting, *, fp8: bool) -> dict[str, int]:
+    """`attention` and `feed_forward` of a block in fp8, or of one without."""
     c = config
     tokens = -(-size.tokens // setting.sequence) * size.batch
     u = tokens * c.model_dim * setting.itemsize
-    fp8 = setting.precision == "fp8"
     n = tokens * (c.model_dim + 4) if fp8 else u
     inner_width = -(-c.ff_dim // setting.tensor)
     inner = -(-tokens // setting.chunks) * inner_width * setting.itemsize
@@ -255,10 +297,7 @@ def activations(config: TransformerConfig, size: Size, setting: Setting) -> dict
         attention = max(attention, held + u + n + qkv + 3 * wide)
         feed_forward = max(feed_forward + inner + u, held + u + 3 * wide)
     side = size.batch * setting.itemsize * 12 * (size.A * c.model_dim_a + size.L * (c.model_dim + c.model_dim_a))
-    cells = size.batch * size.T * size.Y * size.X
-    sampler = 4 * cells * (4 * c.in_visual_dim + c.visual_in + 4 * c.out_visual_dim)
-    sampler += 4 * size.tokens * c.head_dim + modulation_bytes(config) * size.batch * tables_held(size, setting)
-    return {"attention": attention + side, "feed_forward": feed_forward + side, "sampler": sampler}
+    return {"attention": attention + side, "feed_forward": feed_forward + side}
 
 
 def modulation_bytes(config: TransformerConfig) -> int:
@@ -321,7 +360,7 @@ def footprint(
     denoise_work = WORKSPACE + work["sampler"] + max(work["attention"], work["feed_forward"])
     others = parts.total if first else parts.vae
     if setting.offload == "none":
-        weights = w.outer + w.blocks * w.block + modulation + others
+        weights = w.outer + sum(w.each) + modulation + others
         phases = {
             "denoise": Phase(weights, denoise_work + gathered),
             "picture": Phase(weights - parts.vae, decode),
@@ -331,9 +370,9 @@ def footprint(
             phases["sound"] = Phase(weights, SOUND_WORK)
         return Footprint(phases, w.modulation - modulation)
     if setting.offload == "block":
-        held = w.outer + min(setting.resident + SLOTS, w.blocks) * w.block
+        held = w.outer + w.held(setting.resident)
     else:
-        held = w.outer + w.blocks * w.block + modulation
+        held = w.outer + sum(w.each) + modulation
     phases = {"denoise": Phase(held, denoise_work + gathered), "picture": Phase(0, decode)}
     if first:
         language = parts.language
@@ -344,14 +383,10 @@ def footprint(
     return Footprint(phases, w.total + others)
 
 
-def _stored(name: str, shape: Shape, itemsize: int, precision: str, modulation_itemsize: int) -> int:
+def _stored(name: str, shape: Shape, itemsize: int, modulation_itemsize: int, *, fp8: bool) -> int:
     count = math.prod(shape)
     if "modulation" in name:
         return count * modulation_itemsize
     if stays_as_stored(name):
         return 4 * count
-    if precision == "fp8" and name.startswith(BLOCK) and name.endswith(".weight"):
-        layer = name.removesuffix(".weight").split(".", 2)[2]
-        if layer in VIDEO_LINEARS:
-            return count + 4 * shape[0]
-    return itemsize * count
+    return count + 4 * shape[0] if fp8 else itemsize * count

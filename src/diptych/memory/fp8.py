@@ -23,7 +23,7 @@ def quantise(model: Transformer, *, exact_first: int = 0, exact_last: int = 0) -
     quantised when it is loaded: the peak is that of the result, plus one tensor. Returns the same model.
     """
     blocks = model.fused_blocks
-    assert exact_first >= 0 and exact_last >= 0
+    assert exact_first >= 0 and exact_last >= 0 and exact_first + exact_last <= len(blocks)
     for block in blocks[exact_first : len(blocks) - exact_last]:
         if isinstance(block, FusedBlock):  # and not on another rank
             quantise_block(block)

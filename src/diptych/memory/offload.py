@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diptych.memory.footprint import SLOTS
+from diptych.memory.footprint import SLOTS, streamed
 from diptych.memory.host import Packed, host_bytes
 
 
@@ -105,27 +105,27 @@ class Offloaded:
         for its own weights. ahead: nothing waits, until this is called again without it.
         """
         count = len(self.layers)
-        stay = count if resident is None or resident + SLOTS >= count else max(resident, 0)
-        streamed = [n for n in range(count) if (n + 1) * (count - stay) // count > n * (count - stay) // count]
-        if self._outer_room is None or streamed != self._streamed:
+        moving = streamed(count, count if resident is None else resident)
+        if self._outer_room is None or moving != self._streamed:
             self.drop()
-            self._begin(streamed)
+            self._begin(moving)
         if not ahead:
-            for room in (self._outer_room, *(() if streamed else self._stay.values())):
+            for room in (self._outer_room, *(() if moving else self._stay.values())):
                 assert room is not None
                 self._wait(room)
 
-    def _begin(self, streamed: list[int]) -> None:
-        self._streamed = streamed
+    def _begin(self, moving: list[int]) -> None:
+        self._streamed = moving
         self._outer_room = self._room(self._outer.nbytes)
         self._fetch(self._outer, 0, self._outer_room)
         self._outer.attach(self._outer_room.bytes)
-        self._slots = [self._room(self.layer_bytes) for _ in range(SLOTS if streamed else 0)]
-        first = streamed[:SLOTS]
+        widest = max((self._packed[n].nbytes for n in moving), default=0)
+        self._slots = [self._room(widest) for _ in range(SLOTS if moving else 0)]
+        first = moving[:SLOTS]
         for index in range(len(self.layers)):
             if index in first:
-                self._fetch(self._packed[index], index, self._slots[streamed.index(index)])
-            elif index not in streamed:
+                self._fetch(self._packed[index], index, self._slots[moving.index(index)])
+            elif index not in moving:
                 room = self._stay[index] = self._room(self._packed[index].nbytes)
                 self._fetch(self._packed[index], index, room)
                 self._packed[index].attach(room.bytes)

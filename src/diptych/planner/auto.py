@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from diptych.errors import LayoutError
 from diptych.memory.footprint import GIB
+from diptych.memory.precision import EXACT
 from diptych.parallel.layout import Layout
 from diptych.planner.cards import CARDS, Card, card_shown
 from diptych.planner.choices import Limits, plan
@@ -51,6 +52,6 @@ def auto_layout(task: Task, gpus: Sequence[Gpu], limits: Limits, *, world: int |
 
 def _for_ranks(task: Task, world: int) -> Layout:
     machine = Machine(card=CARDS["h200"], count=world)
-    found = plan(task, machine, Limits(precision="exact", offload="none", modulation="resident", every=False))
+    found = plan(task, machine, Limits(precision=EXACT, offload="none", modulation="resident", every=False))
     whole = [choice for choice in found.choices if choice.layout.pipeline == 1]
     return min(whole, key=lambda choice: (choice.total, choice.effort)).layout

@@ -12,6 +12,7 @@ from diptych.codecs.tiles import decode_peak, fused_cost, plan_tiles, released_c
 from diptych.errors import LayoutError
 from diptych.memory.budget import OFFLOADS, Planner, modes
 from diptych.memory.footprint import GIB, Footprint, Offload, Setting, TextPrecision, footprint
+from diptych.memory.precision import EXACT, FP8, Precision
 from diptych.parallel.fit import check_fit
 from diptych.parallel.layout import Layout
 from diptych.planner.cost import Seconds, clip
@@ -20,8 +21,7 @@ from diptych.planner.rates import Rates
 from diptych.planner.task import Task
 from diptych.request import MAX_TEXT_TOKENS
 
-Precision = Literal["exact", "fp8"]
-PRECISIONS: tuple[Precision, ...] = ("exact", "fp8")
+PRECISIONS = (EXACT, FP8)
 MODULATIONS: tuple[Literal["resident", "tables"], ...] = ("resident", "tables")
 SAME = 0.02
 """Two ways whose times differ by less than this share are equally fast; the simpler one is taken."""
@@ -70,7 +70,7 @@ class Choice:
 
     @property
     def exact(self) -> bool:
-        return self.setting.precision == "exact" and self.layout.pipeline == 1
+        return self.setting.precision.kind == "exact" and self.layout.pipeline == 1
 
     @property
     def cards(self) -> int:
@@ -116,9 +116,12 @@ class Plan:
 def plan(task: Task, machine: Machine, limits: Limits | None = None, rates: Rates | None = None) -> Plan:
     """Weigh every way to run `task` on `machine`.
 
-    Raises `LayoutError` for a layout that is fixed and does not fit the model or the machine.
+    Raises `LayoutError` for a layout that is fixed and does not fit the model or the machine, `RequestError` for a
+    precision that leaves more blocks exact than the model has.
     """
     limits = limits or Limits()
+    if limits.precision is not None:
+        limits.precision.check(task.config.num_visual_blocks)
     rates = rates or Rates.of(machine.card, machine.link)
     budget = limits.budget or machine.card.usable
     found: list[Choice] = []
@@ -185,7 +188,7 @@ def _ways(
     roomy: set[tuple[Layout, Precision]],
 ) -> Iterator[Choice]:
     """roomy: with what all weights fit on the card; nothing that moves or borrows them is as fast."""
-    precisions = (limits.precision,) if limits.precision else PRECISIONS if machine.card.hopper else ("exact",)
+    precisions = (limits.precision,) if limits.precision else PRECISIONS if machine.card.hopper else (EXACT,)
     modulations = (limits.modulation,) if limits.modulation else MODULATIONS
     offloads = (limits.offload,) if limits.offload else OFFLOADS
     whole = replace(layout, shard=1)

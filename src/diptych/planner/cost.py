@@ -9,7 +9,7 @@ from diptych.attention.place import Group, Place
 from diptych.attention.plan import Plan
 from diptych.attention.volume import attention_bytes, gather_bytes, merge_bytes
 from diptych.codecs.tiles import SPACE, TIME, TilePlan
-from diptych.memory.footprint import SLOTS, Parts, Setting, Size, transformer_weights
+from diptych.memory.footprint import Parts, Setting, Size, transformer_weights
 from diptych.model.config import TransformerConfig
 from diptych.parallel.layout import Layout
 from diptych.planner.rates import ELEMENTWISE_FP8, LAUNCH, LOCKED, PLAIN, Rates
@@ -66,25 +66,31 @@ class Seconds:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
-def forward(config: TransformerConfig, size: Size, setting: Setting, rates: Rates) -> Forward:
-    """One forward on the rank that has the most to do."""
+def forward(
+    config: TransformerConfig, size: Size, setting: Setting, rates: Rates, *, exact_attention: bool = False
+) -> Forward:
+    """One forward on the rank that has the most to do. exact_attention: as in the first steps of some precisions."""
     c, s, n = config, setting, config.num_visual_blocks
-    fp8 = s.precision == "fp8"
+    in_blocks = len(s.precision.quantised(n)) / max(n, 1)
     todo = work(c, size.tokens, size.A, size.L, s.itemsize, Split(s.ulysses, s.ring, s.tensor))
     own = -(-size.tokens // s.sequence)
-    in_fp8 = sum(2 * M * N * K * m for (M, N, K), m in todo.linears.items() if own == M and 4 * c.visual_in != K)
+    on_video = sum(2 * M * N * K * m for (M, N, K), m in todo.linears.items() if own == M and 4 * c.visual_in != K)
     linear = todo.linear_operations / rates.linear
-    if fp8:
-        linear = in_fp8 / rates.linear_fp8 + (todo.linear_operations - in_fp8) / rates.linear
     large = max(todo.attentions, key=lambda shape: shape[0] * shape[1])
-    rate = rates.attention_of(c.head_dim, fp8=fp8)
-    self_attention = n * 4 * math.prod(large) / rate
+    self_attention = n * 4 * math.prod(large) / rates.attention_of(c.head_dim)
+    if in_blocks:
+        in_fp8 = in_blocks * on_video
+        linear = in_fp8 / rates.linear_fp8 + (todo.linear_operations - in_fp8) / rates.linear
+    if in_blocks and not exact_attention:
+        fast = n * 4 * math.prod(large) / rates.attention_of(c.head_dim, fp8=True)
+        self_attention += in_blocks * (fast - self_attention)
     short = 0.0
     for (Q, S, H, K), count in todo.attentions.items():
         if large != (Q, S, H, K):
             moved, operations = 2 * s.itemsize * (Q + S) * H * K, 4 * Q * S * H * K
             short += count * max(moved / rates.short, operations / rates.attention_of(K))
-    elementwise = todo.bytes / rates.elementwise * (ELEMENTWISE_FP8 if fp8 else 1.0) * (1.0 if rates.fused else PLAIN)
+    quantising = 1.0 + in_blocks * (ELEMENTWISE_FP8 - 1.0)
+    elementwise = todo.bytes / rates.elementwise * quantising * (1.0 if rates.fused else PLAIN)
     launches = n * LAUNCH
     computing = linear + self_attention + short + elementwise + launches
     exchange = _exchange(c, size, s, rates)
@@ -131,8 +137,7 @@ def _streaming(c: TransformerConfig, s: Setting, rates: Rates, computing: float)
     w = transformer_weights(c, s)
     waiting = 0.0
     if s.offload == "block":
-        streamed = 0 if s.resident + SLOTS >= w.blocks else w.blocks - s.resident
-        waiting += max(0.0, streamed * w.block / rates.bus - computing)
+        waiting += max(0.0, sum(w.streamed(s.resident)) / rates.bus - computing)
     if s.shard > 1:
         gathered = (s.shard - 1) * w.block / rates.link + COLLECTIVE
         waiting += w.blocks * max(0.0, gathered - computing / w.blocks) + gathered
@@ -152,10 +157,13 @@ def clip(
 
     Without guidance there is one forward a step, which both halves compute alike.
     """
-    one = forward(config, size, setting, rates)
-    steps = size.steps * one.total * _in_turn(size, layout)
+    exact = min(setting.precision.steps, size.steps)
+    usual = forward(config, size, setting, rates).total
+    first = forward(config, size, setting, rates, exact_attention=True).total if exact else usual
+    forwards = [first] * exact + [usual] * (size.steps - exact)
+    steps = sum(forwards) * _in_turn(size, layout)
     if layout.pipeline > 1:
-        steps = _piped(config, size, layout, setting, rates, one)
+        steps = _piped(config, size, layout, setting, rates, forwards)
     if layout.cfg > 1 and size.lanes > 1:
         velocities = size.T * size.Y * size.X * config.out_visual_dim + size.A * config.out_audio_dim
         steps += size.steps * (velocities * setting.itemsize / rates.link + COLLECTIVE)
@@ -171,19 +179,18 @@ def _in_turn(size: Size, layout: Layout) -> int:
     return -(-size.lanes // layout.cfg)
 
 
-def _piped(c: TransformerConfig, size: Size, layout: Layout, s: Setting, rates: Rates, one: Forward) -> float:
+def _piped(c: TransformerConfig, size: Size, layout: Layout, s: Setting, rates: Rates, forwards: list[float]) -> float:
     """Seconds of all steps through P stages, by PipeFusion's defaults: the first steps whole, then in 2 P patches.
 
     Units of work follow each other: n of them pass P stages in n + P - 1 turns. Every stage sends on what it made.
     """
     P, lanes = layout.pipeline, _in_turn(size, layout)
-    warmup = min(WARMUP, size.steps)
     sent = -(-size.tokens // s.sequence) * c.model_dim * s.itemsize / rates.link
 
-    def turns(patches: int) -> float:
-        return (lanes * patches + P - 1) * ((one.total / P + sent) / patches + COLLECTIVE)
+    def turns(seconds: float, patches: int) -> float:
+        return (lanes * patches + P - 1) * ((seconds / P + sent) / patches + COLLECTIVE)
 
-    return warmup * turns(1) + (size.steps - warmup) * turns(2 * P)
+    return sum(turns(seconds, 1 if step < WARMUP else 2 * P) for step, seconds in enumerate(forwards))
 
 
 def decode(tiles: TilePlan, ranks: int, rates: Rates) -> float:
@@ -201,5 +208,5 @@ def _moving(c: TransformerConfig, s: Setting, rates: Rates, parts: Parts) -> flo
     seconds = w.modulation / LOCKED if tables else 0.0
     if s.offload == "none":
         return seconds
-    once = parts.total + w.outer + (w.blocks * w.block if s.offload == "model" else 0)
+    once = parts.total + w.outer + (sum(w.each) if s.offload == "model" else 0)
     return seconds + once / rates.bus

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from diptych.errors import RequestError
 from diptych.memory.footprint import GIB, Offload
+from diptych.memory.precision import Precision
 from diptych.parallel.layout import Layout
 from diptych.planner.cards import CARDS
 from diptych.planner.machine import Machine
@@ -61,11 +62,13 @@ def check_offload(offload: Offload | None, layout: Layout | None) -> None:
         raise RequestError("offload", offload, f"layout {layout} runs each block for every patch; use none or model")
 
 
-def check_precision(precision: str | None, machine: Machine) -> None:
+def check_precision(precision: Precision | None, machine: Machine) -> None:
     """Raise `RequestError` for fp8 on cards that it does not run on."""
-    if precision == "fp8" and not machine.card.hopper:
+    if precision is not None and precision.kind == "fp8" and not machine.card.hopper:
         hopper = ", ".join(card.name for card in CARDS.values() if card.hopper)
-        raise RequestError("precision", precision, f"exact on {machine.card.name}; fp8 takes a Hopper GPU ({hopper})")
+        raise RequestError(
+            "precision", str(precision), f"exact on {machine.card.name}; fp8 takes a Hopper GPU ({hopper})"
+        )
 
 
 def rates_for(machine: Machine, file: Path | None) -> Rates:

@@ -8,6 +8,7 @@ from typing import Any
 from diptych.codecs.tiles import fused_cost, plan_tiles, released_cost
 from diptych.memory.budget import shown, written
 from diptych.memory.footprint import GIB
+from diptych.memory.precision import Precision
 from diptych.planner.choices import Choice, Plan
 from diptych.planner.cost import Forward, forward
 from diptych.planner.options import pick_bytes
@@ -32,7 +33,9 @@ def headline(plan: Plan) -> str:
 def name_of(choice: Choice, *, bfloat16: bool = True) -> str:
     """Such as `cfg=2,ulysses=4, bfloat16, offload block`."""
     s = choice.setting
-    parts = [str(choice.layout), "fp8" if s.precision == "fp8" else "bfloat16" if bfloat16 else "float16"]
+    parts = [str(choice.layout), "bfloat16" if bfloat16 else "float16"]
+    if s.precision.kind != "exact":
+        parts[1] = str(s.precision)
     if choice.replicas > 1:
         parts.insert(0, f"{choice.replicas} groups of")
         parts[0:2] = [" ".join(parts[0:2])]
@@ -49,8 +52,8 @@ def options_of(choice: Choice) -> list[str]:
     """The options of `diptych generate` and `serve` that run it so."""
     s = choice.setting
     options = [] if choice.layout.world == 1 else ["--layout", str(choice.layout)]
-    if s.precision != "exact":
-        options += ["--precision", s.precision]
+    if s.precision.kind != "exact":
+        options += ["--precision", str(s.precision)]
     if s.text_precision != "exact":
         options += ["--text-precision", s.text_precision]
     if s.modulation != "resident":
@@ -141,7 +144,7 @@ def _tiles(plan: Plan, choice: Choice) -> int:
 
 def _without(plan: Plan, choice: Choice, **changed: str) -> Choice | None:
     """The way that differs from `choice` in nothing else."""
-    wanted = {"precision": choice.setting.precision} | changed
+    wanted: dict[str, object] = {"precision": choice.setting.precision, **changed}
     for other in plan.choices:
         same = (other.layout, other.replicas) == (choice.layout, choice.replicas)
         if same and all(getattr(other.setting, name) == value for name, value in wanted.items()):
@@ -166,15 +169,16 @@ def table(choices: list[Choice], *, several: bool) -> list[str]:
     """A line a way."""
     groups = f"{'groups':>7}" if several else ""
     total = f"{'all, s':>10}" if several else ""
-    head = f"{'layout':22}{'precision':>10}{'offload':>8}{'modulation':>11}{groups}{'s a clip':>10}{total}"
+    wide = max([10, *(len(str(c.setting.precision)) + 2 for c in choices)])
+    head = f"{'layout':22}{'precision':>{wide}}{'offload':>8}{'modulation':>11}{groups}{'s a clip':>10}{total}"
     lines = [f"{head}{'GiB first':>10}{'others':>7}{'host':>6}"]
     for c in choices:
         s = c.setting
         groups = f"{c.replicas:7}" if several else ""
         total = f"{c.total:10.1f}" if several else ""
         others = f"{c.others.peak / GIB:7.1f}" if c.layout.world > 1 else f"{'':7}"
-        row = f"{c.layout!s:22}{s.precision:>10}{s.offload:>8}{s.modulation:>11}{groups}{c.seconds.total:10.1f}{total}"
-        lines.append(f"{row}{c.first.peak / GIB:10.1f}{others}{c.host / GIB:6.0f}")
+        how = f"{c.layout!s:22}{s.precision!s:>{wide}}{s.offload:>8}{s.modulation:>11}{groups}"
+        lines.append(f"{how}{c.seconds.total:10.1f}{total}{c.first.peak / GIB:10.1f}{others}{c.host / GIB:6.0f}")
     return lines
 
 
@@ -192,10 +196,13 @@ def text(plan: Plan, rows: int = 6) -> str:
     lines += [f"  - {reason}" for reason in reasons(plan, best)]
     lines += ["", f"    {command_of(plan, best)}", ""]
     exact = [choice for choice in plan.fitting if choice.exact]
-    lines += table(exact[:rows], several=several)
+    lines += table(exact[:rows], several=several) if exact else []
     approximate = [choice for choice in plan.fitting if not choice.exact]
     if approximate:
-        lines += ["", "Approximate, taken only by name:", *table(approximate[: max(rows // 2, 1)], several=several)]
+        lines += [""] * bool(exact) + [
+            "Approximate, taken only by name:",
+            *table(approximate[: max(rows // 2, 1)], several=several),
+        ]
     lines += _misfits(plan, rows)
     lines += ["", basis(plan)]
     return "\n".join(lines)
@@ -203,7 +210,7 @@ def text(plan: Plan, rows: int = 6) -> str:
 
 def _misfits(plan: Plan, rows: int) -> list[str]:
     """What does not fit, and why, each way of running once, the nearest layout for it."""
-    nearest: dict[tuple[str, str, str], Choice] = {}
+    nearest: dict[tuple[Precision, str, str], Choice] = {}
     for choice in plan.choices:
         s = choice.setting
         key = (s.precision, s.offload, s.modulation)
@@ -258,7 +265,7 @@ def choice_json(plan: Plan, choice: Choice) -> dict[str, Any]:
     return {
         "layout": str(choice.layout),
         "groups": choice.replicas,
-        "precision": s.precision,
+        "precision": str(s.precision),
         "text_precision": s.text_precision,
         "dtype": "bfloat16" if plan.machine.card.bfloat16 else "float16",
         "offload": s.offload,

@@ -47,7 +47,7 @@ class Denoiser:
     cache: decides which forwards are computed and which are predicted; without, all are computed.
     forwards: how many were asked for so far, over all lanes, wherever they ran; for the report.
     pipe: runs the blocks on several ranks, stage by stage; without, all of them are here.
-    exact, exact_steps: who attends in the first steps, where `attend` approximates.
+    exact, exact_steps, exact_blocks: who attends in the first steps and in these blocks, where `attend` approximates.
     """
 
     model: Transformer
@@ -64,6 +64,7 @@ class Denoiser:
     pipe: PipeFusion | None = None
     exact: Attend | None = None
     exact_steps: int = 0
+    exact_blocks: frozenset[int] = frozenset()
 
     def velocity(self, latents: Latents, timestep: Tensor) -> Latents:
         """Guided velocity at `timestep` (0-dim float32, 0..1000): float32 or working dtype, shapes of `latents`
@@ -107,4 +108,5 @@ class Denoiser:
             step,
             self.shard,
             self.tables,
+            {} if self.exact is None else dict.fromkeys(self.exact_blocks, self.exact),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -30,6 +32,7 @@ class Forward:
     latents: as the sampler holds them, whole and equal on every rank.
     video (B, T + tail, Y, X, 2C + 1): the same with condition channels, mask and reference frame.
     timestep: 0-dim float32, 0..1000.
+    attend_in: who attends in the blocks of these numbers, instead of `attend`.
     """
 
     model: Transformer
@@ -43,10 +46,11 @@ class Forward:
     step: int = 0
     shard: Shard | None = None
     tables: ModulationTables | None = None
+    attend_in: Mapping[int, Attend] = field(default_factory=dict)
 
     def all(self) -> Latents:
         """The velocity as the model gives it, nothing left out."""
-        return self.head(self.model.blocks(self.embed(), self.attend, own=True))
+        return self.head(self.blocks(self.embed(), own=True))
 
     def embed(self) -> Streams:
         """Tokens, texts behind their towers, and all modulations; video tokens are this rank's own."""
@@ -67,8 +71,18 @@ class Forward:
         shift, scale = modulation.chunk(9, dim=-1)[:2]
         return scale_shift(video, shift, scale)
 
-    def blocks(self, streams: Streams, start: int = 0, stop: int | None = None) -> Streams:
-        return self.model.blocks(streams, self.attend, start, stop)
+    def attend_of(self, block: int) -> Attend:
+        """Who attends in one fused block."""
+        return self.attend_in.get(block, self.attend)
+
+    def blocks(self, streams: Streams, start: int = 0, stop: int | None = None, *, own: bool = False) -> Streams:
+        """Fused blocks `start..stop`. own: the video and audio of `streams` may be written over."""
+        run = range(start, len(self.model.fused_blocks) if stop is None else stop)
+        for attend, part in groupby(run, self.attend_of):
+            indices = list(part)
+            streams = self.model.blocks(streams, attend, indices[0], indices[-1] + 1, own=own)
+            own = True
+        return streams
 
     def head(self, streams: Streams) -> Latents:
         """Streams to the velocity of all tokens, on every rank."""

@@ -125,9 +125,9 @@ class PipeFusion:
 
     def _through(self, forward: Forward, piece: Streams, patch: int | None, *, given: bool) -> list[Tensor]:
         """This stage's blocks, and on the last one the heads. given: the piece came from the stage before."""
-        attend = forward.attend
-        assert isinstance(attend, PatchAttend)
         for index in stage_blocks(len(forward.model.fused_blocks), self.stages.count, self.stages.stage):
+            attend = forward.attend_of(index)
+            assert isinstance(attend, PatchAttend)
             caches = self.caches.setdefault((forward.lane, index), BlockCaches())
             piece = forward.model.blocks(piece, attend.of(caches, patch), index, index + 1, own=given)
             given = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ from pydantic_settings import (
 )
 
 from diptych.errors import RequestError, UserError
+from diptych.memory.precision import Precision
 from diptych.parallel.layout import Layout
 from diptych.planner.options import check_offload, pick_bytes
 from diptych.server.shape import warm_up_shape
@@ -76,7 +76,9 @@ class Settings(BaseSettings):
     layout: Names = Field([], description="auto, or a layout such as cfg=2,ulysses=4; repeat it for each replica")
     device: str | None = Field(None, description="device of the engine, such as cuda or cpu")
     dtype: str | None = Field(None, description="working precision of the engine")
-    precision: str = Field("exact", description="exact; or fp8, fp8:N: an approximation that every clip names")
+    precision: str = Field(
+        "exact", description="exact; or fp8, fp8:N, fp8:steps=N,first=N,last=N: an approximation that every clip names"
+    )
     text_precision: Literal["exact", "8bit", "nf4"] = Field(
         "exact", description="exact; or 8bit, nf4: the language model in fewer bits, which every clip names"
     )
@@ -168,8 +170,10 @@ class Settings(BaseSettings):
     @field_validator("precision")
     @classmethod
     def _precision(cls, value: str) -> str:
-        if re.fullmatch(r"exact|fp8(:[0-9]{1,4})?", value, re.ASCII) is None:
-            raise ValueError("exact, fp8, or fp8:1 for a first step with exact attention")
+        try:
+            Precision.parse(value)
+        except RequestError as error:
+            raise ValueError(error.accepted) from None
         return value
 
     @field_validator("memory")
