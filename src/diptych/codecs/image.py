@@ -9,6 +9,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from diptych.codecs.float32 import full_float32
 from diptych.codecs.tiles import SPACE
 
 
@@ -35,7 +36,8 @@ def encode_image(
 def image_moments(vae: Any, image_B3HW: Tensor) -> Tensor:
     """What the VAE's encoder makes of images: mean and log-variance of the posterior, (B, 2C, 1, Y, X)."""
     pixels = image_B3HW.to(device=vae.device, dtype=vae.dtype).unsqueeze(2)
-    moments: Tensor = vae.quant_conv(vae.encoder(pixels))
+    with full_float32(vae.dtype):
+        moments: Tensor = vae.quant_conv(vae.encoder(pixels))
     return moments
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diptych.codecs.float32 import full_float32
 from diptych.codecs.tiles import Tile, TileCost, TilePlan, released_cost
 from diptych.codecs.vae_fast import FastDecoder
 from diptych.errors import ClipError
@@ -81,7 +82,8 @@ def decode_tile(vae: Any, latents_CTYX: Tensor, tile: Tile) -> Tensor:
     t, y, x = tile.t, tile.y, tile.x
     part = latents_CTYX[None, :, t.first : t.last, y.first : y.last, x.first : x.last]
     part = part.to(device=vae.device, dtype=vae.dtype) / vae.config.scaling_factor
-    pixels: Tensor = vae.decoder(vae.post_quant_conv(part))
+    with full_float32(vae.dtype):
+        pixels: Tensor = vae.decoder(vae.post_quant_conv(part))
     return pixels[0, :, t.drop :]
 
 
