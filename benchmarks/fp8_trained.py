@@ -84,7 +84,7 @@ def by_kernel(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
         for part in (q, k, v)
     ]
     scales: dict[str, Any] = {"q_descale": q.scale, "k_descale": k.scale, "v_descale": v.scale}
-    out, _ = fa3_call(*filled, False, softmax_scale=1 / math.sqrt(K), **scales)
+    out, _ = fa3_call(*filled, False, 1 / math.sqrt(K), **scales)
     return out[..., :K].float()
 
 

@@ -185,7 +185,7 @@ def fp8_parts() -> dict[str, Any]:
         if DEVICE.type == "cuda":
             scales = {"q_descale": scaled_q.scale, "k_descale": scaled_k.scale, "v_descale": scaled_v.scale}
             out[f"{label}: kernel"] = ms(
-                lambda: fa3_call(scaled_q.values, scaled_k.values, scaled_v.values, False, **scales), 5
+                lambda: fa3_call(scaled_q.values, scaled_k.values, scaled_v.values, False, K**-0.5, **scales), 5
             )
             fast = LocalAttend("fa3-fp8")
             out[f"{label}: fa3-fp8"] = ms(lambda: fast(Role.VISUAL_SELF, q, k, v), 5)

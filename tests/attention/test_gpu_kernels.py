@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from reference import assert_close, attention
+from reference import assert_close, attention, tolerance
 from torch._dynamo.utils import counters
 
-from diptych.attention import KERNELS, LocalAttend, Role, merge_kernel, unified_attention
+from diptych.attention import KERNELS, LocalAttend, Need, Role, exponents, merge_kernel, unified_attention
 from diptych.attention import merge as merging
 from diptych.attention.kernels import need_of
 from diptych.attention.place import Place
@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 pytestmark = pytest.mark.gpu
 
 KERNELS_BY_NAME = {kernel.name: kernel for kernel in KERNELS if kernel.device == "cuda"}
-ON_GPU = [kernel for kernel in KERNELS if kernel.device in (None, "cuda") and kernel.exact]
+ON_GPU = [kernel for kernel in KERNELS if kernel.device in (None, "cuda") and kernel.exact and not kernel.bounded]
 
 
 def tensors(dtype: torch.dtype, kv_heads: int, head_dim: int, queries: int, keys: int) -> list[torch.Tensor]:
@@ -88,16 +88,98 @@ def test_strided_input_is_taken_as_it_is() -> None:
         assert_close(out.cpu(), lse.cpu(), tuple(x.cpu() for x in attention(q, k, v)), v, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in ON_GPU if kernel.name != "sdpa-math"], ids=lambda x: x.name)
+@pytest.mark.parametrize(
+    "kernel",
+    [kernel for kernel in (*ON_GPU, KERNELS_BY_NAME["bounded"]) if kernel.name != "sdpa-math"],
+    ids=lambda x: x.name,
+)
 def test_a_head_has_the_same_bits_however_many_are_computed(kernel) -> None:
     """What makes pure Ulysses exact: a rank computes fewer heads, each whole. At the size of a 5 second clip on Lite;
     with few tokens and heads some kernels split the keys, and then it depends on the number of heads."""
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (torch.randn(1, 51_840, 28, 64, device="cuda", generator=generator).bfloat16() for _ in range(3))
-    whole = kernel(q, k, v)
+    bound = None
+    if kernel.bounded:
+        if kernel.refusal(need_of(q, k, None, False, 1.0)) is not None:
+            pytest.skip("says that it cannot")
+        q, bound = q * exponents.factor(64), exponents.MOST
+    whole = kernel(q, k, v, bound=bound)
     for start, stop in ((0, 14), (7, 14), (25, 28)):  # of 2, 4 and 8 ranks
         few = (x[:, :, start:stop].contiguous() for x in (q, k, v))
-        assert torch.equal(kernel(*few), whole[:, :, start:stop])
+        assert torch.equal(kernel(*few, bound=bound), whole[:, :, start:stop])
+
+
+needs_bounded = pytest.mark.skipif(
+    KERNELS_BY_NAME["bounded"].refusal(Need(torch.device("cuda"), torch.bfloat16, 64, 9, 9, *3 * [False], 1.0))
+    is not None,
+    reason="needs a Hopper GPU",
+)
+
+
+def with_factor(B: int, queries: int, keys: int, H: int, K: int) -> list[torch.Tensor]:
+    """Normalised queries that carry the factor, normalised keys, values; and the same queries in float64 without it."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(B, n, H, K, device="cuda", generator=draw) for n in (queries, keys, keys))
+    q, k = (x * x.square().mean(-1, keepdim=True).rsqrt() for x in (q, k))
+    q, k, v = (q * exponents.factor(K)).bfloat16(), k.bfloat16(), v.bfloat16()
+    return [q, k, v, q.double() / exponents.factor(K)]
+
+
+@needs_bounded
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize(
+    ("B", "queries", "keys", "H"),
+    [
+        (1, 1, 1, 1),
+        (2, 65, 1, 2),
+        (1, 3, 200, 5),
+        (2, 130, 128, 3),
+        (1, 193, 129, 2),
+        (1, 225, 1000, 3),
+        (3, 500, 385, 2),
+    ],
+)
+def test_scores_with_a_bound(K, B, queries, keys, H) -> None:
+    """Tiles that end beyond the last query or key, one tile and many, several batch entries."""
+    q, k, v, exact_q = with_factor(B, queries, keys, H, K)
+    kernel = KERNELS_BY_NAME["bounded"]
+    out, lse = kernel.with_lse(q, k, v, bound=20.0)
+    expected = tuple(x.cpu() for x in attention(exact_q, k, v))
+    assert_close(out.cpu(), lse.cpu(), expected, v, torch.bfloat16, (tolerance(torch.bfloat16, v), 2e-5))
+    assert torch.equal(kernel(q, k, v, bound=20.0), out)
+    many = torch.cat([v.new_full((B, 7, H, K), float("nan")), v], 1)[:, 7:]  # a view that starts in the middle
+    assert torch.equal(kernel(q, k, many, bound=20.0), out)
+
+
+@needs_bounded
+@pytest.mark.parametrize("K", [64, 128])
+def test_the_largest_scores_that_a_bound_allows(K) -> None:
+    """One key that every query meets at 2^90, one at 2^-90, and values up to 2^17: finite, and right."""
+    side = (exponents.MOST / K) ** 0.5
+    q = torch.full((1, 70, 2, K), side, device="cuda").bfloat16()
+    k = torch.randn(1, 300, 2, K, device="cuda").bfloat16()
+    k[:, 100] = side
+    k[:, 200] = -side
+    v = (torch.randn(1, 300, 2, K, device="cuda") * 2**15).bfloat16()
+    kernel = KERNELS_BY_NAME["bounded"]
+    out = kernel(q, k, v, bound=exponents.MOST)
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out, v[:, 100:101].expand_as(out), rtol=0.01, atol=0)
+    low = kernel(-q, k[:, 100:101], v[:, 100:101], bound=exponents.MOST)
+    torch.testing.assert_close(low, v[:, 100:101].expand_as(low), rtol=0.01, atol=0)
+
+
+@needs_bounded
+@pytest.mark.parametrize("K", [64, 128])
+def test_error_at_the_size_of_a_clip_is_that_of_flash_attention(K) -> None:
+    q, k, v, exact_q = with_factor(1, 51_840, 51_840, 4, K)
+    rows = slice(20_000, 20_200)
+    expected = attention(exact_q[:, rows, :1], k[:, :, :1], v[:, :, :1])[0]
+    errors = {
+        name: float((KERNELS_BY_NAME[name](q, k, v, bound=20.0)[:, rows, :1] - expected).norm() / expected.norm())
+        for name in ("bounded", "sdpa-flash", "sdpa-cudnn")
+    }
+    assert errors["bounded"] <= 1.05 * max(errors["sdpa-flash"], errors["sdpa-cudnn"]), errors
 
 
 def partial_results(kernel, dtype: torch.dtype, count: int, dead: tuple[int, ...] = ()) -> tuple[list, list]:

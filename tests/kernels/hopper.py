@@ -11,8 +11,9 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from diptych.attention import merge_kernel
+from diptych.attention import bounded_kernel, merge_kernel
 from diptych.attention import quantise as attention
 from diptych.codecs import conv3d, group_norm
 from diptych.model.kernels import adaln, quantise, rotate
@@ -49,7 +50,12 @@ def rotate_case(H: int, K: int) -> tuple:
     warps = tune.pop("num_warps")
     what = {"H": H, "K": K, "HEADS": triton.next_power_of_2(H), "ROTATE": True}
     pointed = pointers(bf16="q_ptr k_ptr q_weight_ptr k_weight_ptr q_out_ptr k_out_ptr", fp32="cos_ptr sin_ptr")
-    return rotate._norm_rotate, pointed | integers("batch_stride token_stride S"), what | tune, warps
+    return (
+        rotate._norm_rotate,
+        pointed | integers("batch_stride token_stride S") | {"q_scale": "fp32"},
+        what | tune,
+        warps,
+    )
 
 
 def merge_case(K: int, *, first: bool = False, last: bool = False) -> tuple:
@@ -140,20 +146,40 @@ def compiled(function, arguments: dict[str, str], constants: dict[str, object], 
     }
     source = ASTSource(function, signature, constants, aligned)
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 3})
-    ptx = result.asm["ptx"]
+    return told(result.asm["ptx"])
+
+
+def bounded(K: int) -> dict[str, int]:
+    """Attention to scores with a bound, for heads of K, with the log-sum-exp."""
+    tile = bounded_kernel.TILES[K]
+    constants = {"KEYS": tile.keys, "K": K, "STAGES": tile.stages, "LSE": True}
+    arguments = {
+        name: f"tensordesc<bf16[{rows}, {K}],{bounded_kernel.layout(rows, K)!r}>"
+        for name, rows in (("q_desc", 64), ("k_desc", tile.keys), ("v_desc", tile.keys))
+    }
+    arguments |= {"out_ptr": HALF, "lse_ptr": WIDE} | integers("Q S H") | dict.fromkeys(constants, "constexpr")
+    source = GluonASTSource(bounded_kernel._bounded_attention, arguments, constants, {})
+    result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return told(result.asm["ptx"])
+
+
+def told(ptx: str) -> dict[str, int]:
+    """What the assembler says of a kernel. serialised: it runs matrix instructions one by one, and says so."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.ptx")
         path.write_text(ptx)
         ptxas = triton.knobs.nvidia.ptxas.path
         command = [ptxas, "-v", "-arch=sm_90a", path, "-o", Path(folder, "kernel.cubin")]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    spilled = re.search(r"(\d+) bytes spill stores", told)
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    spilled = re.search(r"(\d+) bytes spill stores", said)
     return {
         "spilled": int(spilled.group(1)) if spilled else 0,
-        "wide loads": len(re.findall(r"ld\.global\S*\.v4|cp\.async\.cg\.shared\.global", ptx)),
+        "wide loads": len(re.findall(r"ld\.global\S*\.v4|cp\.async\.(cg\.shared\.global|bulk\.tensor)", ptx)),
         "matrix instructions": ptx.count("wgmma.mma_async"),
+        "serialised": said.count("wgmma.mma_async instructions are serialized"),
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: compiled(*case) for name, case in CASES.items()}))
+    made = {name: compiled(*case) for name, case in CASES.items()}
+    print(json.dumps(made | {f"bounded attention, heads of {K}": bounded(K) for K in bounded_kernel.TILES}))

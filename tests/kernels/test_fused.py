@@ -56,6 +56,10 @@ def test_head_norm_and_rotation_in_one_pass(heads, K, rotated):
     got_q, got_k = rotate.norm_rotate_pair(q, k, q_weight, k_weight, rope)
     same(got_q, want_q)
     same(got_k, want_k)
+    scaled_q, scaled_k = rotate.norm_rotate_pair(q, k, q_weight, k_weight, rope, q_scale=0.18)
+    same(scaled_q, plain.norm_rotate(q, q_weight, rope, 0.18))
+    same(scaled_k, want_k)
+    same(rotate.norm_rotate(q, q_weight, rope, scale=0.18), scaled_q)
 
 
 def test_heads_of_a_wider_projection_need_no_copy():

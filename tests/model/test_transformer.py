@@ -6,7 +6,8 @@ import pytest
 import torch
 from diffusers import Kandinsky6Transformer3DModel
 
-from diptych.attention import LocalAttend
+from diptych.attention import LocalAttend, Role, exponents
+from diptych.model import layers
 from diptych.model.config import TINY, TransformerConfig
 from diptych.model.transformer import Modulations, Transformer
 
@@ -49,9 +50,24 @@ CASES = {
 }
 
 
+class Watching(LocalAttend):
+    """Remembers which bounds it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds: list[float | None] = []
+
+    def __call__(self, role, *tensors, bound=None):
+        self.bounds.append(bound)
+        return super().__call__(role, *tensors, bound=bound)
+
+
+@pytest.mark.parametrize("bounded", [False, True], ids=["kernels scale", "queries carry the scale"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_one_velocity_equals_diffusers(pair, case):
+def test_one_velocity_equals_diffusers(pair, case, bounded, monkeypatch):
+    """Where a kernel asks for scores with a bound, every attention multiplies its queries beforehand, and says it."""
     reference, model = pair
+    monkeypatch.setattr(layers, "bounds_pay", lambda *_: bounded)
     B, T, Y, X, A, L, tail, mask = (
         {"B": 1, "T": 2, "Y": 4, "X": 6, "A": 5, "L": 9, "tail": False, "mask": False} | case
     ).values()
@@ -71,8 +87,11 @@ def test_one_velocity_equals_diffusers(pair, case):
     expected = reference(video, text, pooled, t, audio, positions, key_mask, types, return_dict=False)
     context = model.context(text, pooled, key_mask)
     grid = model.grid(T, Y, X, A, tail=tail, device=video.device)
-    got = model(video, audio, t, context, grid, LocalAttend())
+    attend = Watching()
+    got = model(video, audio, t, context, grid, attend)
 
+    assert {type(bound) for bound in attend.bounds} == {float if bounded else type(None)}
+    assert all(0 < bound < exponents.MOST for bound in attend.bounds if bounded)
     assert expected[0].abs().max() > 1, "the reference must say something"
     torch.testing.assert_close(got[0], expected[0], atol=1e-5, rtol=0)
     if A:
@@ -131,3 +150,18 @@ def test_phases_compose(pair):
     whole = model(video, audio, t, context, grid, attend)
     assert torch.equal(model.unpatchify(video_out, grid), whole[0])
     assert torch.equal(audio_out, whole[1])
+
+
+def test_the_bound_of_an_attention_is_that_of_its_weights_as_they_are(monkeypatch):
+    attention = layers.Attention(Role.TEXT_SELF, 32, 16).requires_grad_(False)
+    asked = []
+    compute = exponents.bound
+    monkeypatch.setattr(exponents, "bound", lambda *weights: asked.append(0) or compute(*weights))
+    first = attention.bound()
+    assert attention.bound() == first
+    assert len(asked) == 1
+    attention.query_norm.weight.mul_(3)
+    assert attention.bound() == pytest.approx(3 * first)
+    attention.key_norm.weight = torch.nn.Parameter(torch.full((16,), 2.0))
+    assert attention.bound() == pytest.approx(6 * first)
+    assert len(asked) == 3

@@ -115,13 +115,15 @@ class Stale:
     keys: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
     place: Any = None
 
-    def __call__(self, role: Role, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, role: Role, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, bound: float | None = None
+    ) -> Tensor:
         if role in (Role.VISUAL_SELF, Role.AUDIO_FROM_VIDEO):
             whole = self.keys.setdefault((self.place, role), (k.clone(), v.clone()))
             for kept, fresh in zip(whole, (k, v), strict=True):
                 kept[:, self.rows] = fresh
             k, v = whole
-        return LocalAttend()(role, q, k, v, mask)
+        return LocalAttend()(role, q, k, v, mask, bound=bound)
 
 
 @torch.no_grad()

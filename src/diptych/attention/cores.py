@@ -1,4 +1,6 @@
-"""The calls behind the kernels: q_BSHK, k_BSHK, v_BSHK, key mask, whether the log-sum-exp is wanted.
+"""The calls behind the kernels: q_BSHK, k_BSHK, v_BSHK, key mask, whether the log-sum-exp is wanted, and the scale.
+
+Softmax is taken of `scale * q k`.
 
 No core is given empty input; one whose kernel takes no mask is never given one. For a batch entry whose keys are all
 masked the result is undefined here and settled by the caller.
@@ -7,6 +9,7 @@ masked the result is undefined here and settled by the caller.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,35 +22,35 @@ MASKED = -1e30
 
 class Core(Protocol):
     def __call__(
-        self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, /
+        self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float, /
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
 def cpu_flash(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     bias_B11S = None if key_mask_BS is None else _bias(key_mask_BS, q_BSHK.dtype)
     out_BHSK, lse_BHS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), attn_mask=bias_B11S
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), attn_mask=bias_B11S, scale=scale
     )
     return out_BHSK.transpose(1, 2), lse_BHS.transpose(1, 2) if lse else None
 
 
 def cuda_flash(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     out_BHSK, lse_BHS, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2)
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), scale=scale
     )
     return out_BHSK.transpose(1, 2), lse_BHS.transpose(1, 2) if lse else None
 
 
 def cuda_cudnn(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     bias_BHSS = None if key_mask_BS is None else _aligned_bias(q_BSHK, key_mask_BS)
     out_BHSK, lse_BHS, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), bias_BHSS, lse
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), bias_BHSS, lse, scale=scale
     )
     if lse and lse_BHS.ndim == 4:  # some releases keep cuDNN's trailing unit dimension
         lse_BHS = lse_BHS.squeeze(-1)
@@ -55,18 +58,18 @@ def cuda_cudnn(
 
 
 def cuda_efficient(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     bias_BHSS = None if key_mask_BS is None else _aligned_bias(q_BSHK, key_mask_BS)
     out_BHSK, lse_BHS, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), bias_BHSS, lse
+        q_BSHK.transpose(1, 2), k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), bias_BHSS, lse, scale=scale
     )
     queries = q_BSHK.shape[1]  # the kernel pads the rows of its log-sum-exp to a multiple of 32
     return out_BHSK.transpose(1, 2), lse_BHS[..., :queries].transpose(1, 2) if lse else None
 
 
 def math(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     """Plain matrix products; holds all S x S scores, in float32 (float64 for float64)."""
     wide = torch.float64 if q_BSHK.dtype == torch.float64 else torch.float32
@@ -74,12 +77,26 @@ def math(
     q_BHSK, k_BHSK, v_BHSK = (x.transpose(1, 2).to(wide) for x in (q_BSHK, k_BSHK, v_BSHK))
     if group > 1:
         k_BHSK, v_BHSK = k_BHSK.repeat_interleave(group, 1), v_BHSK.repeat_interleave(group, 1)
-    scores_BHSS = (q_BHSK * q_BHSK.shape[-1] ** -0.5) @ k_BHSK.transpose(2, 3)
+    scores_BHSS = (q_BHSK * scale) @ k_BHSK.transpose(2, 3)
     if key_mask_BS is not None:
         scores_BHSS = scores_BHSS.masked_fill(~key_mask_BS[:, None, None, :], MASKED)
     lse_BHS1 = scores_BHSS.logsumexp(-1, keepdim=True)
     out_BHSK = (scores_BHSS - lse_BHS1).exp() @ v_BHSK
     return out_BHSK.transpose(1, 2).to(q_BSHK.dtype), lse_BHS1[..., 0].transpose(1, 2) if lse else None
+
+
+def bounded(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Scores are exponents of two: `scale` is what that makes it, and the kernel has it built in."""
+    from diptych.attention import bounded_kernel
+
+    return bounded_kernel.attention(q_BSHK, k_BSHK, v_BSHK, lse)
+
+
+def has_gluon(device: torch.device) -> bool:
+    """A Hopper GPU, and Triton's language for kernels of its kind."""
+    return _has_gluon and is_hopper(device)
 
 
 def is_hopper(device: torch.device) -> bool:
@@ -117,6 +134,7 @@ def _import_fa3() -> tuple[Any, tuple[torch.dtype, ...]]:
     return None, ()
 
 
+_has_gluon = all(importlib.util.find_spec("triton" + part) for part in ("", ".experimental", ".experimental.gluon"))
 _fa3_func, fa3_dtypes = _import_fa3()
 
 
@@ -132,19 +150,21 @@ def fa3_splits(q_shape: Sequence[int]) -> int:
     return 4 if torch.compiler.is_compiling() else 0
 
 
-def fa3_call(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool, **more: Tensor) -> tuple[Tensor, Tensor | None]:
+def fa3_call(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool, scale: float, **more: Tensor
+) -> tuple[Tensor, Tensor | None]:
     """FlashAttention-3 on bf16, or on e4m3 with the descaling factors in `more`, float32 (B, H)."""
-    splits = fa3_splits(q_BSHK.shape)
+    how = {"softmax_scale": scale, "num_splits": fa3_splits(q_BSHK.shape)}
     if not lse:
-        return _fa3_func(q_BSHK, k_BSHK, v_BSHK, num_splits=splits, **more), None
-    out_BSHK, lse_BHS = _fa3_func(q_BSHK, k_BSHK, v_BSHK, num_splits=splits, return_attn_probs=True, **more)
+        return _fa3_func(q_BSHK, k_BSHK, v_BSHK, **how, **more), None
+    out_BSHK, lse_BHS = _fa3_func(q_BSHK, k_BSHK, v_BSHK, return_attn_probs=True, **how, **more)
     return out_BSHK, lse_BHS.transpose(1, 2)
 
 
 def _fa3(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
-    return fa3_call(q_BSHK, k_BSHK, v_BSHK, lse)
+    return fa3_call(q_BSHK, k_BSHK, v_BSHK, lse, scale)
 
 
 fa3: Core | None = None if _fa3_func is None else _fa3

@@ -84,14 +84,14 @@ def rounded(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> tuple[Scaled, Sca
 
 
 def fa3_fp8(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     """The core: bf16 in, bf16 out; the log-sum-exp is that of the keys before smoothing."""
     q, k, v = rounded(q_BSHK, k_BSHK, v_BSHK)
     out_BSHK, lse_BSH = fa3_call(
-        q.values, k.values, v.values, lse, q_descale=q.scale, k_descale=k.scale, v_descale=v.scale
+        q.values, k.values, v.values, lse, scale, q_descale=q.scale, k_descale=k.scale, v_descale=v.scale
     )
     if lse_BSH is not None:
-        shift_BSH = torch.einsum("bshk,bhk->bsh", q_BSHK.float(), k.centre) * q_BSHK.shape[-1] ** -0.5
+        shift_BSH = torch.einsum("bshk,bhk->bsh", q_BSHK.float(), k.centre) * scale
         lse_BSH = lse_BSH + shift_BSH
     return out_BSHK, lse_BSH

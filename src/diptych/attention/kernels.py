@@ -1,6 +1,7 @@
 """A small registry of attention kernels. Each says what it can do; asking one for more is an error that names another.
 
 Every kernel takes q_BSHK, k_BSHK, v_BSHK and `key_mask_BS` (bool, True: visible; None: all) and scales by 1/sqrt(K).
+Given `bound`, queries carry log2(e)/sqrt(K) already, and no |q k| is larger than that (`exponents`).
 With the log-sum-exp it returns natural logarithms, (B, S, H), float32 (float64 for float64 input). A query that sees
 no key gets zeros, and `NO_KEY` as its log-sum-exp: finite, so that merging partial results needs no special case.
 """
@@ -14,8 +15,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from diptych.attention import exponents
 from diptych.attention.cores import (
     Core,
+    bounded,
     cpu_flash,
     cuda_cudnn,
     cuda_efficient,
@@ -23,6 +26,7 @@ from diptych.attention.cores import (
     fa3,
     fa3_dtypes,
     from_ampere,
+    has_gluon,
     is_hopper,
     math,
 )
@@ -32,11 +36,14 @@ from diptych.errors import KernelError
 NO_KEY = -1e30
 """The log-sum-exp of a query without any visible key: weight 0 beside every other, and no NaN beside its like."""
 
-KernelName = Literal["auto", "fa3", "fa3-fp8", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"]
+KernelName = Literal["auto", "bounded", "fa3", "fa3-fp8", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"]
 
 
 class Need(NamedTuple):
-    """What one call asks of a kernel. `queries`, `keys`: lengths; `grouped`: fewer heads in k and v than in q."""
+    """What one call asks of a kernel. `queries`, `keys`: lengths; `grouped`: fewer heads in k and v than in q.
+
+    bound: None, or the scores are exponents of two and none is larger than this.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -46,6 +53,7 @@ class Need(NamedTuple):
     grouped: bool
     masked: bool
     lse: bool
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class Kernel:
     head_dim_step, head_dim_max: K must be a multiple of the one and at most the other.
     least: fewest queries and keys, where there are any; usable: whether this very device has what the kernel needs.
     best_from: fewest keys with which it is the fastest; with fewer, `"auto"` prefers the next that can.
+    best_queries: the same of queries.
+    bounded: it needs scores that are exponents of two, the largest at most `exponents.MOST`.
     exact: False for an approximation, which `"auto"` never takes.
     """
 
@@ -69,6 +79,8 @@ class Kernel:
     head_dim_max: int | None = None
     least: int = 0
     best_from: int = 0
+    best_queries: int = 0
+    bounded: bool = False
     exact: bool = True
     usable: Callable[[torch.device], bool] | None = None
 
@@ -90,34 +102,63 @@ class Kernel:
             return f"takes head sizes up to {self.head_dim_max}, not {need.head_dim}"
         if 0 < min(need.queries, need.keys) < self.least:
             return f"needs at least {self.least} queries and keys"
+        if self.bounded and need.bound is None:
+            return "needs scores with a known bound"
+        if self.bounded and need.bound is not None and need.bound > exponents.MOST:
+            return f"takes scores up to 2^{exponents.MOST:g}, not 2^{need.bound:.0f}"
         if self.usable is not None and not self.usable(need.device):
             return "is not available on this GPU"
         return None
 
-    def __call__(self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None) -> Tensor:
+    def best(self, need: Need) -> bool:
+        """Whether it is the fastest at these lengths, of those that can."""
+        return need.keys >= self.best_from and need.queries >= self.best_queries
+
+    def __call__(
+        self,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
+    ) -> Tensor:
         """Attention, (B, S of q, H, K) in the dtype of q."""
-        out_BSHK, _ = self._run(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, False)
+        out_BSHK, _ = self._run(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, False, bound)
         return out_BSHK
 
     def with_lse(
-        self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+        self,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attention and its log-sum-exp (B, S of q, H)."""
-        out_BSHK, lse_BSH = self._run(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, True)
+        out_BSHK, lse_BSH = self._run(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, True, bound)
         assert lse_BSH is not None
         return out_BSHK, lse_BSH
 
     def _run(
-        self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool
+        self,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None,
+        lse: bool,
+        bound: float | None,
     ) -> tuple[Tensor, Tensor | None]:
-        refusal = self.refusal(need_of(q_BSHK, k_BSHK, key_mask_BS, lse))
+        refusal = self.refusal(need_of(q_BSHK, k_BSHK, key_mask_BS, lse, bound))
         assert refusal is None, f"kernel {self.name} {refusal}"
-        B, S, H, _ = q_BSHK.shape
+        B, S, H, K = q_BSHK.shape
         lse_dtype = torch.float64 if q_BSHK.dtype == torch.float64 else torch.float32
         if B * S * H == 0 or k_BSHK.shape[1] == 0:  # several kernels die on empty input, some with a signal
             empty_lse = q_BSHK.new_full((B, S, H), NO_KEY, dtype=lse_dtype) if lse else None
             return torch.zeros_like(q_BSHK, memory_format=torch.contiguous_format), empty_lse
-        out_BSHK, lse_BSH = self.core(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, lse)
+        scale = K**-0.5 if bound is None else 1 / exponents.LOG2_E
+        out_BSHK, lse_BSH = self.core(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, lse, scale)
         if key_mask_BS is not None:
             visible_B111 = key_mask_BS.any(1)[:, None, None, None]
             out_BSHK = torch.where(visible_B111, out_BSHK, 0)
@@ -126,11 +167,11 @@ class Kernel:
         return out_BSHK, lse_BSH if lse_BSH is None else lse_BSH.to(lse_dtype)
 
 
-def need_of(q_BSHK: Tensor, k_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool) -> Need:
+def need_of(q_BSHK: Tensor, k_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, bound: float | None = None) -> Need:
     """What a call with these tensors asks for."""
     grouped = q_BSHK.shape[2] != k_BSHK.shape[2]
     _, S, _, K = q_BSHK.shape
-    return Need(q_BSHK.device, q_BSHK.dtype, K, S, k_BSHK.shape[1], grouped, key_mask_BS is not None, lse)
+    return Need(q_BSHK.device, q_BSHK.dtype, K, S, k_BSHK.shape[1], grouped, key_mask_BS is not None, lse, bound)
 
 
 def pick(name: str, need: Need) -> Kernel:
@@ -142,12 +183,18 @@ def pick(name: str, need: Need) -> Kernel:
     if name == "auto":
         exact = [kernel for kernel in able if kernel.exact]
         assert exact, f"sdpa-math serves every call, but not {need}"
-        return next((kernel for kernel in exact if need.keys >= kernel.best_from), exact[0])
+        return next((kernel for kernel in exact if kernel.best(need)), exact[0])
     for kernel in able:
         if kernel.name == name:
             return kernel
     check_name(name)
     raise KernelError(f"attention kernel {name} {_refusal_of(name, need)}; use {_or([k.name for k in able])}.")
+
+
+def bounds_pay(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a kernel here asks for scores with a bound, so that whoever makes queries should say one."""
+    need = Need(device, dtype, head_dim, 2**16, 2**16, grouped=False, masked=False, lse=False, bound=0.0)
+    return any(kernel.bounded and kernel.refusal(need) is None for kernel in KERNELS)
 
 
 def check_name(name: str) -> None:
@@ -207,6 +254,20 @@ _FA3 = (
     else []
 )
 KERNELS: tuple[Kernel, ...] = (
+    Kernel(
+        "bounded",
+        "cuda",
+        (torch.bfloat16,),
+        bounded,
+        mask=False,
+        grouped=False,
+        head_dim_step=64,
+        head_dim_max=128,
+        best_from=1024,
+        best_queries=1024,  # 225 queries fill a quarter of an H200, and no keys are split here
+        bounded=True,
+        usable=has_gluon,
+    ),
     *_FA3,
     Kernel("sdpa-cudnn", "cuda", _HALF, cuda_cudnn, head_dim_step=8, head_dim_max=128, least=2, usable=from_ampere),
     Kernel("sdpa-flash", "cuda", _HALF, cuda_flash, mask=False, head_dim_step=8, head_dim_max=256, usable=from_ampere),

@@ -31,15 +31,29 @@ class LocalAttend:
         return LocalAttend({role: "auto" if name in approximate else name for role, name in self.kernels.items()})
 
     def __call__(
-        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+        self,
+        role: Role,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
     ) -> Tensor:
         """Attention, (B, S of q, H, K) in the dtype of q; see `Attend`."""
-        kernel = pick(self.kernels[role], need_of(q_BSHK, k_BSHK, key_mask_BS, lse=False))
-        return kernel(q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
+        kernel = pick(self.kernels[role], need_of(q_BSHK, k_BSHK, key_mask_BS, lse=False, bound=bound))
+        return kernel(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)
 
     def with_lse(
-        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+        self,
+        role: Role,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same, and its natural log-sum-exp (B, S of q, H), float32 (float64 for float64)."""
-        kernel = pick(self.kernels[role], need_of(q_BSHK, k_BSHK, key_mask_BS, lse=True))
-        return kernel.with_lse(q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
+        kernel = pick(self.kernels[role], need_of(q_BSHK, k_BSHK, key_mask_BS, lse=True, bound=bound))
+        return kernel.with_lse(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)

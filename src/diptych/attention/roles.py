@@ -26,9 +26,18 @@ class Attend(Protocol):
 
     q_BSHK, k_BSHK, v_BSHK: queries and keys may differ in length; heads of k and v divide those of q.
     key_mask_BS: bool, True where a key may be seen; `None` means all.
+    bound: queries carry log2(e)/sqrt(K) already, in the place of the scale, and no |q k| is larger than this; `None`:
+    nothing is known (`exponents`).
     Returns (B, S of q, H, K) in the dtype of q. A query without any visible key gets zeros.
     """
 
     def __call__(
-        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+        self,
+        role: Role,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
     ) -> Tensor: ...

@@ -52,6 +52,7 @@ def unified_attention(
     exchange: Exchange = "packed",
     heads: tuple[int, int] | None = None,
     return_lse: bool = False,
+    bound: float | None = None,
 ) -> Attended:
     """Softmax attention, scale 1/sqrt(K), of a sequence that lies on the ranks of `plan.place`.
 
@@ -65,6 +66,7 @@ def unified_attention(
     before the next is made: pass functions instead of tensors, and each is computed while the one before travels.
     heads: (query heads, key heads), needed only where functions are passed.
     return_lse: also return log-sum-exps; a query without any visible key gets zeros, and `NO_KEY` there.
+    bound: queries, joint ones too, carry log2(e)/sqrt(K) in the place of the scale, and no |q k| is larger than this.
 
     Every size is a number known beforehand, so that under `torch.compile(fullgraph=True)` this is one graph. All ranks
     must call it alike. Raises `KernelError` for a kernel that cannot do what is asked.
@@ -87,10 +89,10 @@ def unified_attention(
     own_joint = None if joint is None else joint.of_heads(own)
     masks = [_mask_of(plan, source, key_mask_BS) for source in range(place.ring.size)]
     if place.ring.size == 1:
-        result, joint_result = _attend_whole(_attend_with(kernel, own, lse=return_lse), q, k, v, masks[0], own_joint)
+        result, joint_result = _attend_whole(_attend_with(kernel, own, return_lse, bound), q, k, v, masks[0], own_joint)
     else:
         result, joint_result = ring_attention(
-            _attend_with(kernel, own, lse=True),
+            _attend_with(kernel, own, True, bound),
             q,
             k,
             v,
@@ -140,16 +142,16 @@ def _attend_whole(
     return (out, lse), (joint_out, joint_lse)
 
 
-def _attend_with(kernel: str, heads: Heads, lse: bool) -> AttendWithLse:
+def _attend_with(kernel: str, heads: Heads, lse: bool, bound: float | None) -> AttendWithLse:
     """One kernel call on this rank's heads. Without `lse` the log-sum-exp is an empty tensor."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         if not heads.uniform:
             k, v = _one_per_query_head(k, heads), _one_per_query_head(v, heads)
-        chosen = pick(kernel, need_of(q, k, mask, lse))
+        chosen = pick(kernel, need_of(q, k, mask, lse, bound))
         if lse:
-            return chosen.with_lse(q, k, v, mask)
-        return chosen(q, k, v, mask), q.new_empty(0, q.shape[1])
+            return chosen.with_lse(q, k, v, mask, bound=bound)
+        return chosen(q, k, v, mask, bound=bound), q.new_empty(0, q.shape[1])
 
     return attend
 

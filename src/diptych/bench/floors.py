@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from diptych.attention import exponents
 from diptych.attention.kernels import KERNELS, need_of
 from diptych.bench.geometry import TEXT_TOKENS, Geometry
 from diptych.bench.timing import median
@@ -70,9 +71,12 @@ def _attention_rate(config: TransformerConfig, S: int, device: torch.device, dty
     """Of the best kernel there is, whichever `"auto"` takes: the ceiling is the machine's and not our choice."""
     shape = (1, S, config.heads, config.head_dim)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
-    need = need_of(q, k, None, lse=False)
+    q, k = (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True)).to(dtype) for x in (q, k))
+    q *= exponents.factor(config.head_dim)  # as the model's are, so that no kernel is left out
+    limit = exponents.ROUNDED * config.head_dim * exponents.factor(config.head_dim)
+    need = need_of(q, k, None, lse=False, bound=limit)
     times = {
-        kernel.name: median(lambda kernel=kernel: kernel(q, k, v), device, repeats=3, warmup=1)  # type: ignore[misc]
+        kernel.name: median(lambda kernel=kernel: kernel(q, k, v, bound=limit), device, repeats=3, warmup=1)  # type: ignore[misc]
         for kernel in KERNELS
         if kernel.refusal(need) is None and kernel.name not in ("sdpa-math", "sdpa-efficient")
     }

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diptych.attention import exponents
+from diptych.attention.kernels import bounds_pay
 from diptych.attention.roles import Attend, Role
 from diptych.model.fp8 import Fp8Linear
 from diptych.model.ops import LAYER_NORM_EPS, Rope, Rows, gelu, gelu_rows, norm_rotate, norm_rotate_pair
@@ -168,6 +170,7 @@ class Attention(nn.Module):
         self.query_norm = HeadNorm(head_dim)
         self.key_norm = HeadNorm(head_dim)
         self.out_layer = nn.Linear(width, width)
+        self._bound: tuple[tuple[int, ...], float] | None = None
 
     def forward(
         self,
@@ -181,13 +184,24 @@ class Attention(nn.Module):
         source = x if source is None else source
         shape = (-1, self.head_dim)
         q, k = self.to_query(x).unflatten(-1, shape), self.to_key(source).unflatten(-1, shape)
+        bound = self.bound() if bounds_pay(q.device, q.dtype, self.head_dim) else None
+        scale = 1.0 if bound is None else exponents.factor(self.head_dim)
         if rope_q is rope_k:
-            q, k = norm_rotate_pair(q, k, self.query_norm.weight, self.key_norm.weight, rope_q, own=True)
+            weights = self.query_norm.weight, self.key_norm.weight
+            q, k = norm_rotate_pair(q, k, *weights, rope_q, q_scale=scale, own=True)
         else:
-            q = norm_rotate(q, self.query_norm.weight, rope_q, own=True)
+            q = norm_rotate(q, self.query_norm.weight, rope_q, scale=scale, own=True)
             k = norm_rotate(k, self.key_norm.weight, rope_k, own=True)
         v = self.to_value(source).unflatten(-1, shape)
-        attended = attend(self.role, q, k, v, key_mask).flatten(-2)
+        attended = attend(self.role, q, k, v, key_mask, bound=bound).flatten(-2)
         del q, k, v
         out: Tensor = self.out_layer(attended)
         return out
+
+    def bound(self) -> float:
+        """`exponents.bound` of its norms, computed once for the weights as they are: that waits for the device."""
+        weights = self.query_norm.weight, self.key_norm.weight
+        held = tuple(n for weight in weights for n in (id(weight), weight._version))
+        if self._bound is None or self._bound[0] != held:
+            self._bound = held, exponents.bound(*weights)
+        return self._bound[1]

@@ -129,25 +129,34 @@ def gelu_rows(x: Tensor) -> Rows:
     return plain.to_rows(F.gelu(x.float()))
 
 
-def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None, *, own: bool = False) -> Tensor:
-    """Per-head RMSNorm, then rotation of adjacent channel pairs (none when `rope` is None)."""
+def norm_rotate(
+    x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None, *, scale: float = 1.0, own: bool = False
+) -> Tensor:
+    """Per-head RMSNorm, times `scale`, then rotation of adjacent channel pairs (none when `rope` is None)."""
     if fusible(x_BSHK) and _heads_adjacent(x_BSHK):
         from diptych.model.kernels import rotate
 
-        return rotate.norm_rotate(x_BSHK, weight_K, rope, own=own)
-    return plain.norm_rotate(x_BSHK, weight_K, rope)
+        return rotate.norm_rotate(x_BSHK, weight_K, rope, scale=scale, own=own)
+    return plain.norm_rotate(x_BSHK, weight_K, rope, scale)
 
 
 def norm_rotate_pair(
-    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None, *, own: bool = False
+    q_BSHK: Tensor,
+    k_BSHK: Tensor,
+    q_weight_K: Tensor,
+    k_weight_K: Tensor,
+    rope: Rope | None,
+    *,
+    q_scale: float = 1.0,
+    own: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`norm_rotate` of the queries and keys of one token sequence."""
+    """`norm_rotate` of the queries, times `q_scale`, and keys of one token sequence."""
     alike = q_BSHK.shape == k_BSHK.shape and q_BSHK.stride() == k_BSHK.stride()
     if alike and fusible(q_BSHK) and _heads_adjacent(q_BSHK):
         from diptych.model.kernels import rotate
 
-        return rotate.norm_rotate_pair(q_BSHK, k_BSHK, q_weight_K, k_weight_K, rope, own=own)
-    return norm_rotate(q_BSHK, q_weight_K, rope, own=own), norm_rotate(k_BSHK, k_weight_K, rope, own=own)
+        return rotate.norm_rotate_pair(q_BSHK, k_BSHK, q_weight_K, k_weight_K, rope, q_scale=q_scale, own=own)
+    return norm_rotate(q_BSHK, q_weight_K, rope, scale=q_scale, own=own), norm_rotate(k_BSHK, k_weight_K, rope, own=own)
 
 
 def fusible(x: Tensor) -> bool:

@@ -65,9 +65,9 @@ def gated_scale_shift(
     return x_BSD, scale_shift(x_BSD, shift_BD, scale_BD)
 
 
-def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None) -> Tensor:
-    """Per-head RMSNorm, then rotation of adjacent channel pairs (none when `rope` is None)."""
-    x = F.rms_norm(x_BSHK.float(), x_BSHK.shape[-1:], weight_K.float(), eps=RMS_NORM_EPS)
+def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None, scale: float = 1.0) -> Tensor:
+    """Per-head RMSNorm, times `scale`, then rotation of adjacent channel pairs (none when `rope` is None)."""
+    x = F.rms_norm(x_BSHK.float(), x_BSHK.shape[-1:], weight_K.float() * scale, eps=RMS_NORM_EPS)
     if rope is not None:
         cos, sin = rope.cos_SP[:, None, :], rope.sin_SP[:, None, :]
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)

@@ -124,7 +124,14 @@ class PatchAttend:
         return PatchAttend(self.shard, kernel=kernels, exchange=self.exchange, caches=self.caches, patch=self.patch)
 
     def __call__(
-        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+        self,
+        role: Role,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
     ) -> Tensor:
         if role is Role.VISUAL_SELF:
             assert self.caches is not None and key_mask_BS is None
@@ -137,10 +144,11 @@ class PatchAttend:
                 patch=self.patch,
                 kernel=self.local.kernels[role],
                 exchange=self.exchange,
+                bound=bound,
             ).out_BsHK
         if role is Role.AUDIO_FROM_VIDEO:
             assert self.caches is not None and key_mask_BS is None
             k_BSHK, v_BSHK = self.caches.from_video.update(k_BSHK, v_BSHK, self.shard.local, self.patch)
             if self.shard.group.size > 1:
-                return merge_over(self.shard.group, *self.local.with_lse(role, q_BSHK, k_BSHK, v_BSHK))
-        return self.local(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
+                return merge_over(self.shard.group, *self.local.with_lse(role, q_BSHK, k_BSHK, v_BSHK, bound=bound))
+        return self.local(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)

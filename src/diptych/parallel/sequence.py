@@ -78,7 +78,14 @@ class SequenceAttend:
         return SequenceAttend(self.shard, kernel=self.local.exact().kernels, exchange=self.exchange)
 
     def __call__(
-        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+        self,
+        role: Role,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
     ) -> Tensor:
         if role is Role.VISUAL_SELF:
             return unified_attention(
@@ -89,12 +96,13 @@ class SequenceAttend:
                 key_mask_BS=key_mask_BS,
                 kernel=self.local.kernels[role],
                 exchange=self.exchange,
+                bound=bound,
             ).out_BsHK
         if role is Role.AUDIO_FROM_VIDEO and self.shard.group.size > 1:
             own_mask = None if key_mask_BS is None else self.shard.scatter(key_mask_BS)
-            out_BAHK, lse_BAH = self.local.with_lse(role, q_BSHK, k_BSHK, v_BSHK, own_mask)
+            out_BAHK, lse_BAH = self.local.with_lse(role, q_BSHK, k_BSHK, v_BSHK, own_mask, bound=bound)
             return merge_over(self.shard.group, out_BAHK, lse_BAH)
-        return self.local(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
+        return self.local(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)
 
 
 def merge_over(group: Group, out_BAHK: Tensor, lse_BAH: Tensor) -> Tensor:

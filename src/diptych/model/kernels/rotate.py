@@ -14,7 +14,7 @@ from diptych.model.plain import Rope
 EPS = tl.constexpr(1.1920929e-07)
 
 
-@triton.jit(do_not_specialize=["S"])
+@triton.jit(do_not_specialize=["S", "q_scale"])
 def _norm_rotate(
     q_ptr,
     k_ptr,
@@ -27,6 +27,7 @@ def _norm_rotate(
     batch_stride,
     token_stride,
     S,
+    q_scale,
     H: tl.constexpr,
     K: tl.constexpr,
     HEADS: tl.constexpr,
@@ -39,10 +40,10 @@ def _norm_rotate(
     pairs = tl.arange(0, K // 2)
     within = heads * K + channels
     inside = (heads < H) & (channels < K)
-    x_ptr, weight_ptr, out_ptr = q_ptr, q_weight_ptr, q_out_ptr
+    x_ptr, weight_ptr, out_ptr, scale = q_ptr, q_weight_ptr, q_out_ptr, q_scale
     if tl.program_id(2) == 1:
-        x_ptr, weight_ptr, out_ptr = k_ptr, k_weight_ptr, k_out_ptr
-    weight = tl.load(weight_ptr + channels).to(tl.float32)
+        x_ptr, weight_ptr, out_ptr, scale = k_ptr, k_weight_ptr, k_out_ptr, 1.0
+    weight = tl.load(weight_ptr + channels).to(tl.float32) * scale
     first = tl.program_id(0) * ROWS
     for row in range(first, min(first + ROWS, S)):
         token = b * 0 + row  # 64 bits wide
@@ -58,22 +59,31 @@ def _norm_rotate(
         tl.store(out_ptr + (b * S + token) * (H * K) + within, x.to(dtype), mask=inside)
 
 
-def norm_rotate(x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None, *, own: bool = False) -> Tensor:
+def norm_rotate(
+    x_BSHK: Tensor, weight_K: Tensor, rope: Rope | None, *, scale: float = 1.0, own: bool = False
+) -> Tensor:
     """`plain.norm_rotate` in one pass. A token's heads must lie side by side; the result is contiguous.
 
     own: written over `x_BSHK` where that is contiguous: a program has read all of a token before it writes it.
     """
     out = _result(x_BSHK, own)
-    _launch(x_BSHK, x_BSHK, weight_K, weight_K, out, out, rope, 1)
+    _launch(x_BSHK, x_BSHK, weight_K, weight_K, out, out, rope, scale, 1)
     return out
 
 
 def norm_rotate_pair(
-    q_BSHK: Tensor, k_BSHK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rope: Rope | None, *, own: bool = False
+    q_BSHK: Tensor,
+    k_BSHK: Tensor,
+    q_weight_K: Tensor,
+    k_weight_K: Tensor,
+    rope: Rope | None,
+    *,
+    q_scale: float = 1.0,
+    own: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`norm_rotate` of queries and keys of the same tokens, in one launch."""
+    """`norm_rotate` of queries, times `q_scale`, and keys of the same tokens, in one launch."""
     q_out, k_out = _result(q_BSHK, own), _result(k_BSHK, own)
-    _launch(q_BSHK, k_BSHK, q_weight_K, k_weight_K, q_out, k_out, rope, 2)
+    _launch(q_BSHK, k_BSHK, q_weight_K, k_weight_K, q_out, k_out, rope, q_scale, 2)
     return q_out, k_out
 
 
@@ -89,6 +99,7 @@ def _launch(
     q_out: Tensor,
     k_out: Tensor,
     rope: Rope | None,
+    q_scale: float,
     tensors: int,
 ) -> None:
     B, S, H, K = q.shape
@@ -106,6 +117,7 @@ def _launch(
         q.stride(0),
         q.stride(1),
         S,
+        float(q_scale),
         H=H,
         K=K,
         HEADS=triton.next_power_of_2(H),

@@ -1,0 +1,199 @@
+"""Softmax attention without a running maximum, for scores whose bound is known beforehand (Gluon, Hopper).
+
+FlashAttention follows the largest score of each row to keep its weights small, and rescales what it has when that
+grows. Where `exponents.bound` says that 2^s is finite whatever comes, all of that falls away: a score costs its
+exponential, an addition to the row's sum and a conversion. On heads of 64, whose products are too short to hide more,
+that is what counts.
+
+A program computes 192 queries of one head: three warpgroups of 64 queries, and one warp that fetches tiles of keys and
+values by TMA into a ring of stages. A warpgroup starts the product of its queries and the next keys, then that of the
+weights it has and the values before; while the second runs, it takes the exponentials of the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+GROUPS = gl.constexpr(3)
+ROWS = gl.constexpr(64)
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+class Tile(NamedTuple):
+    """Keys of a tile, and how many tiles of keys and values are held at once."""
+
+    keys: int
+    stages: int
+
+
+TILES = {64: Tile(128, 4), 128: Tile(64, 3)}
+"""By head size, the fastest on an H200 of those whose accumulators fit into 160 registers a thread."""
+
+
+@gluon.jit
+def _weights(s, total, first, S, MASKED: gl.constexpr, LAYOUT: gl.constexpr):
+    """2^s, and the sums of its rows added to `total`. Keys from S on weigh nothing."""
+    if MASKED:
+        keys = first + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT))
+        s = gl.where((keys < S)[None, :], s, float("-inf"))
+    e = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [s], dtype=gl.float32, is_pure=True, pack=1)
+    return e, total + gl.sum(e, 1)
+
+
+@gluon.jit
+def _rounded(e, OPERAND: gl.constexpr):
+    """To bf16, as the left side of a product. In assembly, or LLVM moves the conversion to where the products run and
+    the assembler then runs those one by one."""
+    half = gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [e], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+    return gl.convert_layout(half, OPERAND)
+
+
+@gluon.jit
+def _attend(
+    q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
+    GROUP: gl.constexpr, KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, LSE: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: 64 queries and all keys. The tile that may end beyond the last key comes first."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+    tiles = gl.cdiv(S, KEYS)
+    none = gl.zeros((ROWS, KEYS), gl.float32, SCORES)
+    out = gl.zeros((ROWS, K), gl.float32, OUT)
+    total = gl.zeros((ROWS,), gl.float32, gl.SliceLayout(1, SCORES))
+    q = q_smem.index(GROUP)
+    mbarrier.wait(q_full, 0)
+    mbarrier.wait(k_full.index(0), 0)
+    s = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    e, total = _weights(s, total, (tiles - 1) * KEYS, S, True, SCORES)
+    weights = _rounded(e, OPERAND)
+    for tile in range(1, tiles):
+        stage = tile % STAGES
+        before = (tile - 1) % STAGES
+        mbarrier.wait(k_full.index(stage), (tile // STAGES) & 1)
+        s = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
+        mbarrier.wait(v_full.index(before), ((tile - 1) // STAGES) & 1)
+        out = warpgroup_mma(weights, v_smem.index(before), out, is_async=True)
+        s = warpgroup_mma_wait(1, deps=(s,))
+        e, total = _weights(s, total, 0, S, False, SCORES)
+        out, weights, e, total = warpgroup_mma_wait(0, deps=(out, weights, e, total))
+        mbarrier.arrive(done.index(before), count=1)
+        weights = _rounded(e, OPERAND)
+    last = (tiles - 1) % STAGES
+    mbarrier.wait(v_full.index(last), ((tiles - 1) // STAGES) & 1)
+    out = warpgroup_mma(weights, v_smem.index(last), out, is_async=True)
+    out = warpgroup_mma_wait(0, deps=(out,))
+    rows = first_row + GROUP * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
+    channels = gl.arange(0, K, gl.SliceLayout(0, OUT))
+    total = gl.convert_layout(total, gl.SliceLayout(1, OUT))
+    at = rows.to(gl.int64) * H + h
+    out = out * (1.0 / total)[:, None]
+    gl.store(out_ptr + (at * K)[:, None] + channels[None, :], out.to(gl.bfloat16), mask=(rows < Q)[:, None])
+    if LSE:
+        gl.store(lse_ptr + at, gl.log2(total) * LN_2, mask=rows < Q)
+
+
+@gluon.jit
+def _fetch(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, v_full, done, Q, S, first_row, h,
+    KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The warp that fetches. Tokens beyond the last are zeros: masked as keys, not stored as queries."""
+    tiles = gl.cdiv(S, KEYS)
+    mbarrier.expect(q_full, GROUPS * ROWS * K * 2)
+    for group in gl.static_range(GROUPS):
+        tma.async_copy_global_to_shared(q_desc, [first_row + group * ROWS, h * K], q_full, q_smem.index(group))
+    for tile in range(tiles):
+        stage = tile % STAGES
+        row = gl.where(tile == 0, tiles - 1, tile - 1) * KEYS
+        mbarrier.wait(done.index(stage), ((tile // STAGES) & 1) ^ 1)
+        mbarrier.expect(k_full.index(stage), KEYS * K * 2)
+        tma.async_copy_global_to_shared(k_desc, [row, h * K], k_full.index(stage), k_smem.index(stage))
+        mbarrier.expect(v_full.index(stage), KEYS * K * 2)
+        tma.async_copy_global_to_shared(v_desc, [row, h * K], v_full.index(stage), v_smem.index(stage))
+
+
+@gluon.jit(do_not_specialize=["Q", "S"])
+def _bounded_attention(
+    q_desc, k_desc, v_desc, out_ptr, lse_ptr, Q, S, H,
+    KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, LSE: gl.constexpr,
+):  # fmt: skip
+    first_row = gl.program_id(0) * (GROUPS * ROWS)
+    h = gl.program_id(1)
+    q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, ROWS, K], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, K], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, K], v_desc.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(done.index(i), count=GROUPS)
+    fence_async_shared()
+    # fmt: off
+    gl.warp_specialize(
+        [
+            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
+                       0, KEYS, K, STAGES, LSE)),
+            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
+                       1, KEYS, K, STAGES, LSE)),
+            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
+                       2, KEYS, K, STAGES, LSE)),
+            (_fetch, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, v_full, done, Q, S, first_row, h,
+                      KEYS, K, STAGES)),
+        ],
+        [4, 4, 1],
+        [160, 160, 24],
+    )
+    # fmt: on
+
+
+def layout(rows: int, K: int) -> Any:
+    """How TMA lays a tile of bf16 into shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([rows, K], gl.bfloat16)
+
+
+def attention(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor | None]:
+    """Softmax to the base two of q k, no larger than `exponents.MOST`, times v: bf16, heads of 64 or 128.
+
+    The log-sum-exp is the natural one, float32 (B, S of q, H).
+    """
+    B, Q, H, K = q_BSHK.shape
+    S = k_BSHK.shape[1]
+    out = torch.empty((B, Q, H, K), dtype=torch.bfloat16, device=q_BSHK.device)
+    sums = torch.empty((B, Q, H), dtype=torch.float32, device=q_BSHK.device) if lse else None
+    tile = TILES[K]
+    for b in range(B):
+        _bounded_attention[triton.cdiv(Q, GROUPS.value * ROWS.value), H](
+            _described(q_BSHK[b], ROWS.value), _described(k_BSHK[b], tile.keys), _described(v_BSHK[b], tile.keys),
+            out[b], out if sums is None else sums[b], Q, S, H,
+            KEYS=tile.keys, K=K, STAGES=tile.stages, LSE=lse, num_warps=4,
+        )  # fmt: skip
+    return out, sums
+
+
+def _described(x_SHK: Tensor, rows: int) -> TensorDescriptor:
+    """Tokens as rows of all heads' channels, read `rows` tokens and one head at a time."""
+    S, H, K = x_SHK.shape
+    x_SHK = x_SHK.contiguous()
+    return TensorDescriptor(x_SHK, [S, H * K], [H * K, 1], [rows, K], layout(rows, K))
