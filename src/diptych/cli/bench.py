@@ -8,13 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from diptych.cli.usage import within
+
 app = typer.Typer(no_args_is_help=True)
 
 Model = Annotated[str, typer.Option(help="pro, lite, pro-distill, lite-distill, tiny or tiny-distill.")]
 Size = Annotated[str, typer.Option(help="WIDTHxHEIGHTxFRAMES.")]
 Blocks = Annotated[int | None, typer.Option(help="Only this many fused blocks.")]
 Text = Annotated[int, typer.Option(help="Text tokens.")]
-Repeats = Annotated[int, typer.Option(help="Timed calls; the median counts.", min=1)]
+Repeats = Annotated[int, typer.Option(help="Timed calls; the median counts.")]
 Against = Annotated[str | None, typer.Option(help="diffusers: the stock module in the same run.")]
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:1, cpu … Default: the GPU if there is one.")]
 Json = Annotated[Path | None, typer.Option(help="Write everything measured to this file.")]
@@ -43,6 +45,8 @@ def forward(
     from diptych.bench.forward import bench_forward
     from diptych.bench.geometry import Geometry
     from diptych.bench.tables import forward_table
+
+    within("--repeats", repeats, 1)
 
     result = bench_forward(
         model,
@@ -85,12 +89,12 @@ def floors(
 
 @app.command()
 def attention(
-    world: Annotated[list[int], typer.Option(help="Numbers of ranks; repeat it for several.", min=1)],
+    world: Annotated[list[int], typer.Option(help="Numbers of ranks; repeat it for several.")],
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Play one rank on one device, instead of running under torchrun.")
     ] = False,
     layout: Annotated[list[str] | None, typer.Option(help="Only these layouts, such as ring=2,ulysses=4.")] = None,
-    link: Annotated[float, typer.Option(help="GB/s that a rank sends at, for the prediction.", min=0.001)] = 370.0,
+    link: Annotated[float, typer.Option(help="GB/s that a rank sends at, for the prediction.")] = 370.0,
     model: Model = "pro",
     geometry: Size = "864x480x125",
     blocks: Blocks = None,
@@ -103,6 +107,11 @@ def attention(
     from diptych.bench.geometry import Geometry
     from diptych.bench.layouts import bench_layouts, layouts_table
     from diptych.parallel import Layout
+
+    within("--repeats", repeats, 1)
+    for ranks in world:
+        within("--world", ranks, 1)
+    within("--link", link, 0.001)
 
     result = bench_layouts(
         model,
@@ -136,6 +145,8 @@ def step(
     from diptych.bench.step import bench_step
     from diptych.bench.tables import seconds_table
 
+    within("--repeats", repeats, 1)
+
     size, where = Geometry.parse(geometry), _device(device)
     result = bench_step(
         model, size, device=where, blocks=blocks, text_tokens=text, repeats=repeats, precision=precision
@@ -147,7 +158,7 @@ def step(
 @app.command()
 def decode(
     geometry: Size = "864x480x125",
-    budget: Annotated[float | None, typer.Option(help="GiB that decoding may take.", min=0.1)] = None,
+    budget: Annotated[float | None, typer.Option(help="GiB that decoding may take.")] = None,
     repeats: Repeats = 3,
     against: Against = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The VAE of the tiny checkpoint.")] = False,
@@ -158,6 +169,10 @@ def decode(
     from diptych.bench.decode import bench_decode
     from diptych.bench.geometry import Geometry
     from diptych.bench.tables import seconds_table
+
+    within("--repeats", repeats, 1)
+    if budget is not None:
+        within("--budget", budget, 0.1)
 
     result = bench_decode(
         Geometry.parse(geometry),
@@ -190,6 +205,8 @@ def clip(
     from diptych.bench.geometry import Geometry
     from diptych.bench.tables import seconds_table
 
+    within("--repeats", repeats, 1)
+
     size = Geometry.parse(geometry)
     how: dict[str, Any] = {"precision": precision, "modulation": modulation}
     result = bench_clip(checkpoint, size, device=device, steps=steps, repeats=repeats, **how)
@@ -210,6 +227,8 @@ def load(
     from diptych.bench.tables import load_table
     from diptych.engine.engine import open_checkpoint
     from diptych.engine.options import pick_dtype
+
+    within("--repeats", repeats, 1)
 
     where = _device(device)
     opened = open_checkpoint(checkpoint, None)

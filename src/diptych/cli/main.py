@@ -25,6 +25,7 @@ from diptych.cli.serve import CONTEXT, serve
 from diptych.cli.show import show
 from diptych.cli.trace import trace
 from diptych.cli.tune import tune
+from diptych.cli.usage import UsageError, told
 from diptych.errors import Cancelled, RankError, UserError
 
 app = typer.Typer(
@@ -61,7 +62,12 @@ def run() -> None:
     warnings.filterwarnings("ignore", module="PIL")  # of a picture that is refused, and in one sentence
     try:
         try:
-            app()
+            status = app(standalone_mode=False)
+        except UsageError as error:
+            if error.format_message():
+                raise told(error) from None
+            print(error.ctx.get_help())  # a group of commands, and none was named
+            status = 2
         finally:
             if sys.stdout is not None:  # None where the caller closed it
                 sys.stdout.flush()  # what cannot be written is told below, not by the interpreter at its end
@@ -78,12 +84,11 @@ def run() -> None:
         if os.environ.get("DIPTYCH_DEBUG"):
             raise
         sys.exit(_say(str(error), 1))
-    except SystemExit as end:
-        if end.code == 130:  # Ctrl-C, which typer turns into a silent exit
-            _say("stopped", 130)
-        raise
     except Cancelled as error:
         sys.exit(_say(str(error) or "stopped", 130))
+    if status == 130:  # Ctrl-C, which typer turns into a silent exit
+        _say("stopped", 130)
+    sys.exit(status or 0)
 
 
 def _say(sentence: str, status: int) -> int:

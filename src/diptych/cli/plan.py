@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from diptych.cli.usage import within
 from diptych.errors import RequestError
 
 
@@ -33,7 +34,7 @@ def plan(
     memory: Annotated[str | None, _option("What may be used of each card, such as 22GiB. Default: all of it.")] = None,
     link: Annotated[float | None, _option("GB/s that a card sends to others at. Default: by the card.")] = None,
     rates: Annotated[Path | None, _option("Measured rates: what `diptych bench floors --json` wrote.")] = None,
-    rows: Annotated[int, typer.Option(help="Ways to list.", min=1)] = 6,
+    rows: Annotated[int, typer.Option(help="Ways to list.")] = 6,
     draw: Annotated[Path | None, _option("Draw who holds what to this PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
@@ -48,6 +49,7 @@ def plan(
     from diptych.planner.options import budget_of, check_offload, check_precision, one_of, rates_for
     from diptych.planner.task import task_of
 
+    within("--rows", rows, 1)
     if link is not None and not 0.001 <= link <= 1e6:
         raise RequestError("link", link, "GB/s from 0.001 to 1,000,000")
     machine = machine_here(link=link) if gpus is None else machine_of(gpus, link=link)

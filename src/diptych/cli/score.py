@@ -11,7 +11,7 @@ import typer
 
 from diptych.cli.display import Display
 from diptych.cli.signals import stoppable
-from diptych.errors import RequestError
+from diptych.cli.usage import within
 
 if TYPE_CHECKING:
     from diptych.bench.score import Verdict
@@ -23,8 +23,8 @@ def _option(help: str, *names: str) -> Any:
 
 def score(
     model: Annotated[str | None, _option("A model of the toy world. Default: the one that is built in.")] = None,
-    prompts: Annotated[int, typer.Option(help="How many held-out prompts.", min=1, max=1000)] = 64,
-    seeds: Annotated[int, typer.Option(help="Clips of each prompt.", min=1, max=1000)] = 1,
+    prompts: Annotated[int, typer.Option(help="How many held-out prompts.")] = 64,
+    seeds: Annotated[int, typer.Option(help="Clips of each prompt.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="12 prompts, one seed: a first impression.")] = False,
     steps: Annotated[int | None, _option("Denoising steps. Default: from the checkpoint.")] = None,
     guidance: Annotated[float | None, _option("1 is off. Default: from the checkpoint.")] = None,
@@ -33,7 +33,7 @@ def score(
     dtype: Annotated[str | None, _option("float32, bfloat16 or float16. Default: by the device.")] = None,
     device: Annotated[str | None, _option("cpu, cuda, cuda:1 … Default: the first GPU, else the CPU.")] = None,
     layout: Annotated[str | None, _option("How ranks share the clips, such as cfg=2,ulysses=4.")] = None,
-    batch: Annotated[int, typer.Option(help="Clips that are denoised together.", min=1, max=64)] = 4,
+    batch: Annotated[int, typer.Option(help="Clips that are denoised together.")] = 4,
     check: Annotated[bool, typer.Option("--check", help="Exit status 1 when a goal is missed.")] = False,
     least: Annotated[float | None, _option("Exit status 1 when the mean is below this, in percent.")] = None,
     output: Annotated[Path | None, _option("Write all figures and verdicts as JSON.", "--json")] = None,
@@ -48,8 +48,10 @@ def score(
     from diptych.media.files import check_writable, replacing
     from diptych.request import ClipRequest
 
-    if least is not None and not 0 <= least <= 100:
-        raise RequestError("--least", least, "a percentage, 0 to 100")
+    for option, value, most in (("--prompts", prompts, 1000), ("--seeds", seeds, 1000), ("--batch", batch, 64)):
+        within(option, value, 1, most)
+    if least is not None:
+        within("--least", least, 0, 100)
     if output is not None:
         check_writable(output)
     chosen, wanted = score_prompts(QUICK if quick else prompts), range(1 if quick else seeds)
