@@ -41,12 +41,16 @@ def upsampled(latents_CTYX: torch.Tensor) -> torch.Tensor:
 
 
 def blend(plan, latents_CTYX):
-    canvas = Canvas(plan)
+    canvas, frames = Canvas(plan), []
     for tile in plan.tiles:
         t, y, x = tile.t, tile.y, tile.x
         part = latents_CTYX[:, t.first : t.last, y.first : y.last, x.first : x.last]
-        canvas.add(tile, upsampled(part)[:, t.drop :].clone())
-    return canvas.frames
+        finished = canvas.add(tile, upsampled(part)[:, t.drop :].clone())
+        if finished is not None:
+            assert finished.low == sum(map(len, frames)), "windows finish frames in order, each once"
+            assert bool(finished.finite)
+            frames.append(finished.frames_FHWC.numpy())
+    return np.concatenate(frames)
 
 
 @settings(max_examples=25, deadline=None)

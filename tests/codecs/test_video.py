@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from diffusers.video_processor import VideoProcessor
 
+from diptych.codecs import video
 from diptych.codecs.tiles import GIB, plan_tiles, whole_plan
 from diptych.codecs.video import decode_cost, decode_video
 from diptych.errors import ClipError
@@ -24,8 +27,8 @@ def stock_pixels(vae, latents_BCTYX):
 
 
 def stock_frames(vae, latents_BCTYX):
-    video = VideoProcessor(vae_scale_factor=8).postprocess_video(stock_pixels(vae, latents_BCTYX), output_type="np")
-    return (video * 255).round().astype(np.uint8)
+    clips = VideoProcessor(vae_scale_factor=8).postprocess_video(stock_pixels(vae, latents_BCTYX), output_type="np")
+    return (clips * 255).round().astype(np.uint8)
 
 
 @pytest.mark.parametrize("T", [1, 3, 4, 5, 6, 7, 10])
@@ -89,6 +92,86 @@ def test_every_tile_is_told(pipeline):
     told = []
     decode_video(pipeline.vae, latents(2, 7, 2, 2), plan_tiles(7, 2, 2), on_tile=lambda *done: told.append(done))
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What happens in which order: tiles as they are started, and what the callbacks note."""
+    events, plain = [], video.decode_tile
+
+    def decode_tile(vae, latents_CTYX, tile):
+        events.append(f"decode from {tile.t.low}")
+        return plain(vae, latents_CTYX, tile)
+
+    monkeypatch.setattr(video, "decode_tile", decode_tile)
+    return events
+
+
+def noting(log):
+    return {
+        "on_tile": lambda done, of: log.append(f"tile {done} of {of}"),
+        "meanwhile": lambda: log.append("sound"),
+        "on_frames": lambda clip, frames: log.append(f"{len(frames)} frames"),
+    }
+
+
+def test_frames_come_to_the_host_while_the_next_window_is_decoded(pipeline, log):
+    decode_video(pipeline.vae, latents(1, 10, 2, 2), plan_tiles(10, 2, 2), **noting(log))
+    first, second, third = ["decode from 0", "sound"], ["decode from 13"], ["decode from 25"]
+    assert log == [
+        *first,
+        *second,
+        "13 frames",
+        "tile 1 of 3",
+        *third,
+        "12 frames",
+        "tile 2 of 3",
+        "12 frames",
+        "tile 3 of 3",
+    ]
+
+
+def test_what_wants_to_be_over_before_the_first_tile_is(pipeline, log):
+    decode_video(pipeline.vae, latents(1, 1, 2, 2), plan_tiles(1, 2, 2), **noting(log), at_once=True)
+    assert log == ["sound", "decode from 0", "1 frames", "tile 1 of 1"]
+
+
+def test_frames_are_told_in_order_and_each_once(pipeline):
+    cost = decode_cost(pipeline.vae)
+    budget = int(cost.peak(5, 2, 16, 16, 192)) + 1
+    for B, X, plan, tiles in ((2, 2, plan_tiles(6, 2, 2), 2), (1, 24, plan_tiles(6, 2, 24, budget, cost), 4)):
+        told = [[] for _ in range(B)]
+        frames = decode_video(
+            pipeline.vae,
+            latents(B, 6, 2, X),
+            plan,
+            on_frames=lambda clip, part, told=told: told[clip].append(part.copy()),
+        )
+        assert len(plan.tiles) == tiles
+        assert [[len(part) for part in clip] for clip in told] == [[13, 8]] * B
+        assert np.array_equal(np.stack([np.concatenate(clip) for clip in told]), frames)
+
+
+def test_a_tile_is_let_go_before_the_next_is_decoded(pipeline, monkeypatch):
+    alive, plain = [0], video.decode_tile
+
+    def counted(*given):
+        assert alive == [0]
+        pixels = plain(*given).half()  # as on a GPU: blending works on a copy in float32
+        alive[0] += 1
+        weakref.finalize(pixels, lambda: alive.__setitem__(0, alive[0] - 1))
+        return pixels
+
+    monkeypatch.setattr(video, "decode_tile", counted)
+    decode_video(pipeline.vae, latents(1, 10, 2, 2), plan_tiles(10, 2, 2))
+
+
+def test_frames_that_are_not_finite_are_not_told(pipeline):
+    z, told = latents(1, 10, 2, 2), []
+    z[:, :, 6] = float("nan")
+    with pytest.raises(ClipError, match="frames 13 to 24 are not finite"):
+        decode_video(pipeline.vae, z, plan_tiles(10, 2, 2), on_frames=lambda _, frames: told.append(len(frames)))
+    assert told == [13]
 
 
 def test_pixels_that_are_not_finite_are_an_error_that_names_the_frames(pipeline):

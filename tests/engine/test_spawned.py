@@ -81,6 +81,33 @@ def test_progress_and_report_cross_the_process(engine, clip):
     assert set(clip.report["seconds"]) == {"text", "denoise", "decode"}
 
 
+def test_frames_cross_the_process_as_they_are_decoded(engine, clip):
+    told = []
+    engine.generate(
+        replace(REQUEST, frames=37),
+        lambda progress: told.append(progress.done) if progress.stage == "decode" else None,
+        on_frames=lambda frames: told.append(frames),
+    )
+    kinds = [len(one) if isinstance(one, np.ndarray) else "told" for one in told]
+    assert [kind for kind in kinds if kind != "told"] == [13, 12, 12]
+    assert kinds.index(13) < kinds.index("told", kinds.index(13)) < kinds.index(12), "not all at the end"
+    parts = []
+    engine.generate(REQUEST, on_frames=parts.append)
+    assert np.array_equal(np.concatenate(parts), clip.frames)
+
+
+def test_what_is_raised_where_frames_are_told_is_the_callers_and_the_ranks_stay(engine, clip):
+    before = pids(engine)
+
+    def full(frames):
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        engine.generate(REQUEST, on_frames=full)
+    assert pids(engine) == before
+    again_is_the_same(engine, clip)
+
+
 def test_cancel_stops_all_ranks_at_the_same_step_and_the_ranks_stay(engine, clip):
     before, steps = pids(engine), []
 

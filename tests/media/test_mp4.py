@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from diptych.errors import MediaError, RequestError
 from diptych.media.clip import Clip
-from diptych.media.mp4 import exact_rate, read_clip, read_report, read_request, write
+from diptych.media.film import exact_rate
+from diptych.media.mp4 import read_clip, read_report, read_request, write
 from diptych.request import AUDIO_RATE, ClipRequest
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from diptych.codecs import video
 from diptych.engine.engine import Engine
 from diptych.engine.options import Options
 from diptych.engine.order import take_batch
@@ -108,6 +109,15 @@ def test_each_model_is_on_the_device_in_its_stage_only(tiny_base, offload):
     # The decoders are brought in ahead, beside the last step.
     assert seen["denoise"] == {"transformer", "vae", "sound"}
     assert seen["decode"] == {"vae", "sound"}
+
+
+def test_the_sound_has_left_the_device_before_the_first_tile_needs_room(tiny_base, monkeypatch):
+    held, plain = [], video.decode_tile
+    with Engine.load(tiny_base, device="cpu", offload="model") as engine:
+        sound = engine._executor._runner.components.placement.visiting["sound"]
+        monkeypatch.setattr(video, "decode_tile", lambda *given: (held.append(sound.device_bytes), plain(*given))[1])
+        engine.generate(RED)
+    assert held == [0]
 
 
 def test_what_was_brought_in_ahead_for_a_stopped_clip_is_gone_before_the_next(tiny_base, plain):

@@ -59,7 +59,9 @@ class FakeEngine:
         Image.new("RGB", (48, 32), (120, 80, 200)).save(out, "JPEG")
         return out.getvalue()
 
-    def generate(self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None) -> Clip:
+    def generate(
+        self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None, on_frames: Any = None
+    ) -> Clip:
         asked = request.resolve(self.defaults)
         prompt = request.prompt[:200]
         words = dict(re.findall(r"(\w+)=([\d.]+)", prompt)) | dict.fromkeys(prompt.split(), "")
@@ -95,7 +97,11 @@ class FakeEngine:
                 time.sleep(float(words.get("deaf", 0)))
                 raise
         tell(Report("decode", 1, 1, 0.01))
-        return self._clip(request, asked, words)
+        clip = self._clip(request, asked, words)
+        for first in range(0, len(clip.frames), 4):
+            if on_frames is not None:
+                on_frames(clip.frames[first : first + 4])
+        return clip
 
     def _count(self, request: ClipRequest, step: int) -> None:
         if self.steps_file:

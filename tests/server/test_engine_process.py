@@ -27,9 +27,9 @@ class Telling(FakeEngine):
         with Path(os.environ["DIPTYCH_TEST_NOTES"]).open("a") as file:
             file.write(json.dumps(what) + "\n")
 
-    def generate(self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None) -> Clip:
+    def generate(self, request: ClipRequest, on_step: Any = None, **options: Any) -> Clip:
         self.note(width=request.width, height=request.height, frames=request.frames)
-        return super().generate(request, on_step, cache=cache)
+        return super().generate(request, on_step, **options)
 
 
 def load(checkpoint: str, *, on_progress: Any = None, **options: Any) -> Telling:

@@ -39,7 +39,7 @@ class Failing(FakeEngine):
         super().__init__()
         self.error = error
 
-    def generate(self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None) -> Clip:
+    def generate(self, request: ClipRequest, on_step: Any = None, **_: Any) -> Clip:
         raise self.error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from diptych.errors import MediaError, RankError, RequestError, UserError
 from diptych.request import ClipRequest, changed
 
 if TYPE_CHECKING:
+    from diptych.engine.engine import Engine
     from diptych.media.clip import Clip
 
 UNNAMED = Path("clip.mp4")
@@ -172,10 +174,10 @@ def _one(
         request, checkpoint.defaults, pick_cache(options["cache"], checkpoint)
     )  # what cannot be honoured is refused before a weight is read
     with Engine.load(checkpoint, **options, on_progress=display) as engine:
-        clip = engine.generate(request, on_step=display)
-        if clip is None:  # a rank of torchrun that is not the first
+        made = _make(engine, request, output, display)
+        if made is None:  # a rank of torchrun that is not the first
             return
-        output = _write(clip, output, display)
+        clip, output = made
         if latents_out is not None:
             clip.save_latents(latents_out)
     _tell(clip.report, output, display, as_json)
@@ -205,17 +207,16 @@ def _many(
             display.restart()
             path = folder / f"{number:04d}.mp4"
             try:
-                clip = engine.generate(_line_request(line, given), on_step=display)
-                if clip is None:
+                made = _make(engine, _line_request(line, given), path, display)
+                if made is None:
                     continue
-                _write(clip, path, display)
             except (UserError, RankError) as error:  # lost ranks are started anew
                 failed += 1
                 display.say(f"line {number}: {error}")
                 if as_json:
                     print_json({"line": number, "error": str(error)})
                 continue
-            _tell(clip.report, path, display, as_json)
+            _tell(made[0].report, path, display, as_json)
     if failed:
         display.say(f"{failed} of {len(lines)} lines failed; the others are in {folder}")
     return failed
@@ -263,12 +264,19 @@ def _again(
     return request, model or made_with, kept | options
 
 
-def _write(clip: Clip, path: Path | None, display: Display) -> Path:
+def _make(engine: Engine, request: ClipRequest, path: Path | None, display: Display) -> tuple[Clip, Path] | None:
+    """The clip and where it was written; its picture is encoded while it is decoded."""
     from diptych.engine.stages import Stages
     from diptych.media.files import save_new
+    from diptych.media.film import Film
 
-    with Stages(display).stage("mux"):
-        return save_new(UNNAMED, clip.save) if path is None else clip.save(path)
+    with Film(request.resolve(engine.defaults).fps) as film:
+        clip = engine.generate(request, on_step=display, on_frames=film.add)
+        if clip is None:
+            return None
+        save = partial(film.save, clip=clip)
+        with Stages(display).stage("mux"):
+            return clip, save_new(UNNAMED, save) if path is None else save(path)
 
 
 def _tell(report: dict[str, Any], path: Path, display: Display, as_json: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,11 @@ from diptych.parallel.deal import Deal
 
 OnTile = Callable[[int, int], None]
 """Called after each tile with (done, of)."""
+OnFrames = Callable[[int, npt.NDArray[np.uint8]], None]
+"""Called with the number of a clip and its next frames (N, H, W, 3) once they are final: in order, each frame once.
+
+They are part of the clip, so they are not to be changed, and what takes long with them belongs on another thread.
+"""
 
 
 def decode_video(
@@ -27,29 +34,42 @@ def decode_video(
     on_tile: OnTile | None = None,
     deal: Deal | None = None,
     meanwhile: Callable[[], None] | None = None,
+    *,
+    at_once: bool = False,
+    on_frames: OnFrames | None = None,
 ) -> npt.NDArray[np.uint8]:
     """Frames (B, F, H, W, 3), uint8, of finished latents (B, C, T, Y, X) as diffusers' `output_type="latent"` has them.
 
     vae: diffusers' `AutoencoderKLHunyuanVideo`; it runs in its own dtype and on its own device, one tile at a time.
-    Blending, the step to 0..255 and rounding (half to even, as diffusers does) run in float32.
+    Blending, the step to 0..255 and rounding (half to even, as diffusers does) run in float32. A GPU is always one tile
+    ahead: while it decodes, the frames that the tile before finished are copied to the host and told to `on_frames`.
     deal: shares the tiles with other ranks, which call `lend_decoder` with the same latents, plan and kind of VAE; who
-    decodes a tile changes no bit of the frames. meanwhile: what this rank does first, while the others decode.
+    decodes a tile changes no bit of the frames. meanwhile: what this rank does besides, once the first tile is started;
+    `at_once`: before that, while only the others decode.
     Raises `ClipError` when a decoded picture is not finite.
     """
-    tiles = _Tiles(vae, latents_BCTYX, plan)
-    clips, done = [], 0
+    tiles, count = _Tiles(vae, latents_BCTYX, plan), len(plan.tiles)
+    frames = np.empty((len(latents_BCTYX), plan.frames, plan.height, plan.width, 3), dtype=np.uint8)
+    host = _Host(frames, vae.device, on_frames)
     with (deal or Deal()).results(tiles.count, tiles.decode, tiles.empty) as decoded:
-        if meanwhile is not None:
+        if meanwhile is not None and at_once:
             meanwhile()
-        for _ in latents_BCTYX:
-            canvas = Canvas(plan)
-            for tile in plan.tiles:
-                canvas.add(tile, next(decoded).float())
-                done += 1
-                if on_tile is not None:
-                    on_tile(done, tiles.count)
-            clips.append(canvas.frames)
-    return np.stack(clips)
+        for number in range(tiles.count):
+            started = next(decoded)
+            if meanwhile is not None and number == 0 and not at_once:
+                meanwhile()
+            host.take()
+            if on_tile is not None and number:
+                on_tile(number, tiles.count)
+            clip, index = divmod(number, count)
+            if index == 0:
+                canvas = Canvas(plan)
+            host.expect(clip, canvas.add(plan.tiles[index], started.float()))
+            del started  # not to be held while the next tile is decoded
+        host.take()
+        if on_tile is not None:
+            on_tile(tiles.count, tiles.count)
+    return frames
 
 
 def lend_decoder(vae: Any, latents_BCTYX: Tensor, plan: TilePlan, deal: Deal) -> None:
@@ -97,25 +117,31 @@ def decode_cost(vae: Any) -> TileCost:
     return released_cost(scale=(last + before) / 384, itemsize=itemsize)
 
 
-class Canvas:
-    """Blends the tiles of one clip. At any time it holds one window of float32 pixels; what is finished is uint8.
+@dataclass(frozen=True)
+class Finished:
+    """Frames from number `low` on that no later tile changes: uint8, where they were decoded, and whether every pixel
+    was finite, as a tensor too, so that nothing waits for the device.
+    """
 
-    `frames` (F, H, W, 3) is complete after the last tile of the plan. Tiles must come in the order of the plan:
-    then the sums round alike, whoever decoded the tiles.
+    low: int
+    frames_FHWC: Tensor
+    finite: Tensor
+
+
+class Canvas:
+    """Blends the tiles of one clip. At any time it holds one window of float32 pixels.
+
+    Tiles must come in the order of the plan: then the sums round alike, whoever decoded the tiles.
     """
 
     def __init__(self, plan: TilePlan) -> None:
         self.plan = plan
-        self.frames = np.empty((plan.frames, plan.height, plan.width, 3), dtype=np.uint8)
         self._next = 0
         self._window: Tensor | None = None
         self._carried: Tensor | None = None
 
-    def add(self, tile: Tile, pixels_CTHW: Tensor) -> None:
-        """Blend one tile in, changing `pixels_CTHW`; after the last tile of a window its finished frames are written.
-
-        Raises `ClipError` when they are not finite.
-        """
+    def add(self, tile: Tile, pixels_CTHW: Tensor) -> Finished | None:
+        """Blend one tile in, changing `pixels_CTHW`; the last tile of a window returns the frames that it finished."""
         assert tile == self.plan.tiles[self._next], "tiles come in the order of the plan"
         spans = (tile.t, tile.y, tile.x)
         assert pixels_CTHW.shape == (3, *(span.high - span.low for span in spans))
@@ -130,20 +156,55 @@ class Canvas:
             self._window = self._open(tile, pixels_CTHW)
         self._window[:, :, tile.y.low : tile.y.high, tile.x.low : tile.x.high] += pixels_CTHW
         if self._next == len(self.plan.tiles) or self.plan.tiles[self._next].t != tile.t:
-            self._close(tile, self._window)
+            return self._close(tile, self._window)
+        return None
 
     def _open(self, tile: Tile, like: Tensor) -> Tensor:
         window = like.new_zeros((3, tile.t.high - tile.t.low, self.plan.height, self.plan.width))
         if self._carried is not None:
             window[:, : tile.t.rise] = self._carried
+            self._carried = None
         return window
 
-    def _close(self, tile: Tile, window: Tensor) -> None:
+    def _close(self, tile: Tile, window: Tensor) -> Finished:
         finished = window.shape[1] - tile.t.fall
-        low = tile.t.low
-        self.frames[low : low + finished] = _to_uint8(window[:, :finished], low)
-        self._carried = window[:, finished:].clone()
-        self._window = None
+        self._carried, self._window = window[:, finished:].clone(), None
+        pixels_CTHW = window[:, :finished]
+        return Finished(tile.t.low, _to_uint8(pixels_CTHW), torch.isfinite(pixels_CTHW).all())
+
+
+class _Host:
+    """Takes finished frames into `frames` (B, F, H, W, 3) in host memory, one window behind the device.
+
+    The copy runs on a stream of its own, so it waits only for the tiles that made these frames.
+    """
+
+    def __init__(self, frames: npt.NDArray[np.uint8], device: torch.device, on_frames: OnFrames | None) -> None:
+        self._frames, self._on_frames = frames, on_frames
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._coming: tuple[int, Finished] | None = None
+
+    def expect(self, clip: int, finished: Finished | None) -> None:
+        """Note what `take` is to bring; it copies only what was started before this."""
+        assert self._coming is None
+        if finished is not None:
+            self._coming = clip, finished
+            if self._copies is not None:
+                self._copies.wait_stream(torch.cuda.current_stream(self._copies.device))
+
+    def take(self) -> None:
+        """Bring what is expected, if anything, and tell it. Raises `ClipError` when it is not finite."""
+        if self._coming is None:
+            return
+        (clip, finished), self._coming = self._coming, None
+        first, last = finished.low, finished.low + len(finished.frames_FHWC) - 1
+        here = self._frames[clip, first : last + 1]
+        with nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
+            torch.from_numpy(here).copy_(finished.frames_FHWC)
+            if not bool(finished.finite):
+                raise ClipError(f"frames {first} to {last} are not finite: the video VAE gave NaN or infinite pixels.")
+        if self._on_frames is not None:
+            self._on_frames(clip, here)
 
 
 def _ramp(length: int, axis: int, like: Tensor) -> Tensor:
@@ -152,10 +213,6 @@ def _ramp(length: int, axis: int, like: Tensor) -> Tensor:
     return (torch.arange(length, device=like.device, dtype=torch.float32) / length).view(shape)
 
 
-def _to_uint8(pixels_CTHW: Tensor, first_frame: int) -> npt.NDArray[np.uint8]:
-    if not bool(torch.isfinite(pixels_CTHW).all()):
-        last = first_frame + pixels_CTHW.shape[1] - 1
-        raise ClipError(f"frames {first_frame} to {last} are not finite: the video VAE gave NaN or infinite pixels.")
+def _to_uint8(pixels_CTHW: Tensor) -> Tensor:
     levels = (pixels_CTHW * 0.5 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-    frames: npt.NDArray[np.uint8] = levels.permute(1, 2, 3, 0).contiguous().cpu().numpy()
-    return frames
+    return levels.permute(1, 2, 3, 0).contiguous()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
+
+from diptych.codecs.video import OnFrames
 from diptych.engine.auto import check_ranks, chosen_layout, given_layout
 from diptych.engine.components import Components
 from diptych.engine.options import (
@@ -51,7 +55,9 @@ MAX_STEP_TIMEOUT = 1e6
 class Executor(Protocol):
     """Where the work runs. `generate` returns None on a rank that does not hold the result."""
 
-    def generate(self, orders: Sequence[Order], on_step: OnProgress | None) -> list[Clip] | None: ...
+    def generate(
+        self, orders: Sequence[Order], on_step: OnProgress | None, on_frames: OnFrames | None = None
+    ) -> list[Clip] | None: ...
     def close(self) -> None: ...
 
 
@@ -61,8 +67,10 @@ class InProcess:
     def __init__(self, options: Options, on_progress: OnProgress | None) -> None:
         self._runner = Runner(Components.load(options, options.device, first=True, on_progress=on_progress))
 
-    def generate(self, orders: Sequence[Order], on_step: OnProgress | None) -> list[Clip]:
-        return self._runner.generate(orders, Stages(on_step))
+    def generate(
+        self, orders: Sequence[Order], on_step: OnProgress | None, on_frames: OnFrames | None = None
+    ) -> list[Clip]:
+        return self._runner.generate(orders, Stages(on_step), on_frames)
 
     def close(self) -> None:
         del self._runner
@@ -192,29 +200,45 @@ class Engine:
         return self.checkpoint.defaults
 
     def generate(
-        self, request: ClipRequest, on_step: OnProgress | None = None, *, cache: str | None = None
+        self,
+        request: ClipRequest,
+        on_step: OnProgress | None = None,
+        *,
+        cache: str | None = None,
+        on_frames: Callable[[npt.NDArray[np.uint8]], None] | None = None,
     ) -> Clip | None:
         """Make one clip. Returns it, or None on a torchrun rank other than the first.
 
         on_step: told of every stage and step; raise `Cancelled` in it to stop at that step, on all ranks.
         cache: for this clip another step cache than the engine's, or `none`.
+        on_frames: given the next frames (N, H, W, 3) of the clip as soon as they are decoded, in order, each once, and
+        before the clip is checked. They are part of the clip: not to be changed. What takes long with them, such as
+        `media.film.Film`, belongs on a thread of its own.
         Raises `RequestError` or `MediaError` for a request that cannot be honoured, before any weight is touched,
         `ClipError` for a result that is not fit to be called a clip, and `RankError` with a rank's own traceback.
         """
-        clips = self.generate_batch([request], on_step, cache=cache)
+        told = None if on_frames is None else lambda _, frames: on_frames(frames)
+        clips = self.generate_batch([request], on_step, cache=cache, on_frames=told)
         return None if clips is None else clips[0]
 
     def generate_batch(
-        self, requests: Sequence[ClipRequest], on_step: OnProgress | None = None, *, cache: str | None = None
+        self,
+        requests: Sequence[ClipRequest],
+        on_step: OnProgress | None = None,
+        *,
+        cache: str | None = None,
+        on_frames: OnFrames | None = None,
     ) -> list[Clip] | None:
-        """Make several clips in one batch: equal in all but prompt, negative, image and seed. Else as `generate`."""
+        """Make several clips in one batch: equal in all but prompt, negative, image and seed. Else as `generate`, but
+        that `on_frames` is given the number of the clip before its frames: one clip after the other.
+        """
         plan = self._cache if cache is None else pick_cache(cache, self.checkpoint)
         check_cache(plan, self._layout)
         orders = take_batch(requests, self.defaults, plan)
         with self._alone("generate"):
             if self._executor is None:
                 raise RuntimeError("this engine is closed; load another to generate")
-            return self._executor.generate(orders, on_step)
+            return self._executor.generate(orders, on_step, on_frames)
 
     def close(self) -> None:
         """Free the weights and end the rank processes. Waits for a clip in progress; safe to call twice."""

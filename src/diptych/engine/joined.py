@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from diptych.codecs.video import OnFrames
 from diptych.engine.options import Options, check_room
 from diptych.engine.order import Order
 from diptych.engine.progress import OnProgress, Progress
@@ -23,7 +24,9 @@ class Joined:
         check_room(options.layout, options.device, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
         self._team = join(options, rank, world, on_progress if rank == 0 else None)
 
-    def generate(self, orders: Sequence[Order], on_step: OnProgress | None) -> list[Clip] | None:
+    def generate(
+        self, orders: Sequence[Order], on_step: OnProgress | None, on_frames: OnFrames | None = None
+    ) -> list[Clip] | None:
         raised: list[BaseException] = []
 
         def tell(progress: Progress) -> None:
@@ -36,7 +39,7 @@ class Joined:
 
         stages = Stages(tell if self._team.rank == 0 else None)
         try:
-            clips = self._team.generate(orders, stages, lambda: bool(raised))
+            clips = self._team.generate(orders, stages, lambda: bool(raised), on_frames)
         finally:
             if raised:
                 raise raised[0]

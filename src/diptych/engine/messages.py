@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from diptych.engine.order import Order
 from diptych.engine.progress import Progress
 from diptych.media.clip import Clip
@@ -11,10 +14,13 @@ from diptych.media.clip import Clip
 
 @dataclass(frozen=True)
 class Generate:
-    """To all ranks: make these clips together. `progress`: the first rank should tell how it goes."""
+    """To all ranks: make these clips together. `progress`: the first rank should tell how it goes; `frames`: and send
+    frames as soon as they are decoded.
+    """
 
     orders: list[Order]
     progress: bool
+    frames: bool
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,16 @@ class Told:
 
 
 @dataclass(frozen=True)
+class Frames:
+    """From the first rank: the next frames (N, H, W, 3) of the clip of this number."""
+
+    clip: int
+    frames: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
 class Finished:
-    """From the first rank: the clips."""
+    """From the first rank: the clips, whole."""
 
     clips: list[Clip]
 
@@ -59,4 +73,4 @@ class Failed:
 
 
 ToRank = Generate | Cancel | Close
-FromRank = Ready | Told | Finished | Failed
+FromRank = Ready | Told | Frames | Finished | Failed

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from diptych.engine.components import Components
-from diptych.engine.messages import Cancel, Failed, Finished, FromRank, Generate, Ready, Told, ToRank
+from diptych.engine.messages import Cancel, Failed, Finished, Frames, FromRank, Generate, Ready, Told, ToRank
 from diptych.engine.options import Options
 from diptych.engine.progress import Progress
 from diptych.engine.runner import Runner
@@ -108,9 +108,10 @@ def _serve(team: Team, pipe: Connection) -> None:
         if not isinstance(message, Generate):
             return
         tell = _teller(pipe) if message.progress and team.rank == 0 else None
+        show = (lambda clip, frames: pipe.send(Frames(clip, frames))) if message.frames and team.rank == 0 else None
 
         try:
-            clips = team.generate(message.orders, Stages(tell), partial(_told_to_stop, pipe))
+            clips = team.generate(message.orders, Stages(tell), partial(_told_to_stop, pipe), show)
         except (Cancelled, UserError) as error:
             if team.rank == 0:
                 pipe.send(Failed(error, whole=True))

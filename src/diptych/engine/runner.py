@@ -22,7 +22,7 @@ from diptych.codecs.audio import decode_audio
 from diptych.codecs.image import empty_moments, image_moments, image_tensor, sample_first_frame
 from diptych.codecs.text import Conditioning, negative_or_default
 from diptych.codecs.tiles import TilePlan
-from diptych.codecs.video import decode_video, lend_decoder
+from diptych.codecs.video import OnFrames, decode_video, lend_decoder
 from diptych.engine.components import Components
 from diptych.engine.lanes import summarise, write_traces
 from diptych.engine.order import Order
@@ -79,11 +79,11 @@ class Runner:
         self.components, self.rank = components, rank
         self.sharing = sharing or alone(components.options.kernels)
 
-    def generate(self, orders: Sequence[Order], stages: Stages) -> list[Clip]:
+    def generate(self, orders: Sequence[Order], stages: Stages, on_frames: OnFrames | None = None) -> list[Clip]:
         """A batch from text to clips, on this rank alone."""
         job, notes = self.prepare(orders, stages)
         result = self.denoise(job, stages)
-        return self.finish(orders, result, stages, notes, [] if result.trace is None else [result.trace])
+        return self.finish(orders, result, stages, notes, [] if result.trace is None else [result.trace], on_frames)
 
     def _tiles(self, resolved: ResolvedRequest) -> TilePlan:
         return self.components.placement.tiles(resolved)
@@ -220,9 +220,11 @@ class Runner:
         stages: Stages,
         notes: Sequence[str],
         traces: Sequence[RankTrace],
+        on_frames: OnFrames | None = None,
     ) -> list[Clip]:
         """Decode and check; traces of all ranks, if any, are written and summed up in the report.
 
+        on_frames: told of the frames of each clip while later ones are decoded, before the check.
         Raises `ClipError` for a clip that is not fit to be called finished.
         """
         c, first = self.components, orders[0].resolved
@@ -239,7 +241,16 @@ class Runner:
                         sounds.append(decode_audio(c.audio_vae, c.vocoder, audio_BCA, first.samples, level))
 
             with c.placement.during("picture"):
-                frames = decode_video(c.vae, video_BCTYX, plan, lambda done, _: advance(done), deal, decode_sound)
+                frames = decode_video(
+                    c.vae,
+                    video_BCTYX,
+                    plan,
+                    lambda done, _: advance(done),
+                    deal,
+                    decode_sound,
+                    at_once="sound" in c.placement.visiting,  # weights that come and go are gone before tiles need room
+                    on_frames=on_frames,
+                )
         sound = sounds[0] if sounds else None
         traced = {}
         if c.options.trace is not None and traces:

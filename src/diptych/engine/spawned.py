@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from torch._C._distributed_c10d import TCPStore
 
-from diptych.engine.messages import Cancel, Close, Failed, Finished, FromRank, Generate, Ready, Told, ToRank
+from diptych.codecs.video import OnFrames
+from diptych.engine.messages import Cancel, Close, Failed, Finished, Frames, FromRank, Generate, Ready, Told, ToRank
 from diptych.engine.options import Options
 from diptych.engine.order import Order
 from diptych.engine.progress import OnProgress
@@ -41,15 +42,17 @@ class Spawned:
             self._end(0.0)
             raise
 
-    def generate(self, orders: Sequence[Order], on_step: OnProgress | None) -> list[Clip]:
+    def generate(
+        self, orders: Sequence[Order], on_step: OnProgress | None, on_frames: OnFrames | None = None
+    ) -> list[Clip]:
         """Run a batch on all ranks. A rank that fails, dies or stays silent fails this batch only."""
         if not self._ranks:
             self._start()
         self._await_ready(None)
         try:
             for rank in self._ranks:
-                rank.send(Generate(list(orders), progress=on_step is not None))
-            done = self._until_over(on_step)
+                rank.send(Generate(list(orders), progress=on_step is not None, frames=on_frames is not None))
+            done = self._until_over(on_step, on_frames)
         except BaseException:
             # Ctrl-C at any other point: ranks in the middle of this job cannot take the next.
             self._end(0.0)
@@ -58,7 +61,7 @@ class Spawned:
             return done.clips
         raise done
 
-    def _until_over(self, on_step: OnProgress | None) -> Finished | BaseException:
+    def _until_over(self, on_step: OnProgress | None, on_frames: OnFrames | None) -> Finished | BaseException:
         """The clips, or what the caller is to see instead; either way the ranks are ready for another job."""
         interrupted: BaseException | None = None
         while True:
@@ -69,9 +72,12 @@ class Spawned:
                 return interrupted
             if isinstance(message, Failed):
                 return message.error
-            if isinstance(message, Told) and on_step is not None and interrupted is None:
+            if isinstance(message, Told | Frames) and interrupted is None:
                 try:
-                    on_step(message.progress)
+                    if isinstance(message, Told) and on_step is not None:
+                        on_step(message.progress)
+                    elif isinstance(message, Frames) and on_frames is not None:
+                        on_frames(message.clip, message.frames)
                 except BaseException as error:  # Cancelled, or a fault of the caller's: the ranks stop either way
                     interrupted = error
                     self._ranks[0].send(Cancel())

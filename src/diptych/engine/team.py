@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from diptych.codecs.video import OnFrames
 from diptych.engine.order import Order
 from diptych.engine.runner import Runner
 from diptych.engine.stages import Stages
@@ -27,8 +28,10 @@ class Team:
     def __init__(self, runner: Runner, control: dist.ProcessGroup) -> None:
         self.runner, self.control, self.rank = runner, control, dist.get_rank()
 
-    def generate(self, orders: Sequence[Order], stages: Stages, stop: Callable[[], bool]) -> list[Clip] | None:
-        """Make a batch of clips; all ranks call it together, and the first returns them.
+    def generate(
+        self, orders: Sequence[Order], stages: Stages, stop: Callable[[], bool], on_frames: OnFrames | None = None
+    ) -> list[Clip] | None:
+        """Make a batch of clips; all ranks call it together, and the first returns them and tells `on_frames`.
 
         `stop` is asked on the first rank after each step. Raises `Cancelled` on all ranks at the same step.
         What the first rank raises before or after denoising is raised there only, and the others return None.
@@ -53,7 +56,7 @@ class Team:
         if prepared is None:
             self.runner.lend_decoder(job, result)
             return None
-        return self.runner.finish(orders, result, stages, prepared[1], traces)
+        return self.runner.finish(orders, result, stages, prepared[1], traces, on_frames)
 
     def _broadcast(self, value: Any) -> Any:
         box = [value]

@@ -11,8 +11,9 @@ from typing import Any
 import av
 
 from diptych.errors import ClipError, MediaError
-from diptych.media import mp4, sheets
+from diptych.media import sheets
 from diptych.media.clip import Clip
+from diptych.media.film import Film
 from diptych.request import ResolvedRequest
 from diptych.server.running.messages import Run
 
@@ -21,9 +22,10 @@ class OutputInvalid(Exception):  # noqa: N818 - an answer, not an error
     """What the engine made is not what was asked for; `str` says how."""
 
 
-def finish(clip: Clip, asked: ResolvedRequest, run: Run, index: int) -> dict[str, Any]:
+def finish(clip: Clip, asked: ResolvedRequest, run: Run, index: int, film: Film) -> dict[str, Any]:
     """Check `clip`, write it as `<index>.mp4` with pictures of it, and read the file back. Returns its report.
 
+    film: has the clip's frames already.
     Raises `OutputInvalid` for a clip or file that must not be shown as finished, `OSError` for a full disk.
     """
     try:
@@ -32,7 +34,7 @@ def finish(clip: Clip, asked: ResolvedRequest, run: Run, index: int) -> dict[str
         raise OutputInvalid(f"The clip was refused: {error}") from None
     path = run.folder / f"{index}.mp4"
     try:
-        mp4.write(path, clip, crf=run.crf, preset=run.preset)
+        film.save(path, clip)
     except MediaError as error:
         raise OSError(getattr(error.__cause__, "errno", None) or errno.EIO, str(error)) from error
     check_file(path, asked)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.errors import Cancelled, ClipError, DeviceMemoryError, UserError
+from diptych.media.film import Film
 from diptych.request import ClipDefaults, ClipRequest
 from diptych.server.running.family import descendants, kill
 from diptych.server.running.finish import OutputInvalid, finish, write_result
@@ -28,6 +29,9 @@ from diptych.server.running.messages import Cancel, Failed, Finished, Loading, R
 from diptych.server.shape import warm_up_shape
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from diptych.engine.progress import OnProgress, Progress
     from diptych.media.clip import Clip
     from diptych.parallel.layout import Layout
@@ -43,7 +47,12 @@ class Engine(Protocol):
     @property
     def defaults(self) -> ClipDefaults: ...
     def generate(
-        self, request: ClipRequest, on_step: OnProgress | None = None, *, cache: str | None = None
+        self,
+        request: ClipRequest,
+        on_step: OnProgress | None = None,
+        *,
+        cache: str | None = None,
+        on_frames: Callable[[NDArray[np.uint8]], None] | None = None,
     ) -> Clip: ...
     def close(self) -> None: ...
 
@@ -140,11 +149,13 @@ class Worker:
             for index, seed in enumerate(run.seeds):
                 image = None if run.image is None else run.image.read_bytes()
                 request = ClipRequest(**run.request, seed=seed, image=image)
-                clip = engine.generate(request, on_step=self._reporter(run, index), cache=run.cache or "none")
-                self._check(run)
-                self.say(Step(run.job, index, "mux", 0, 1, 0.0, None))
-                with _storing():
-                    reports.append(finish(clip, request.resolve(engine.defaults), run, index))
+                asked, tell, cache = request.resolve(engine.defaults), self._reporter(run, index), run.cache or "none"
+                with Film(asked.fps, crf=run.crf, preset=run.preset) as film:
+                    clip = engine.generate(request, on_step=tell, cache=cache, on_frames=film.add)
+                    self._check(run)
+                    self.say(Step(run.job, index, "mux", 0, 1, 0.0, None))
+                    with _storing():
+                        reports.append(finish(clip, asked, run, index, film))
             with _storing():
                 result = write_result(run.folder, reports, _peak_mb())
             self._check(run)
