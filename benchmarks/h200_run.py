@@ -20,6 +20,7 @@ import torch
 
 import h200_clips
 import h200_codecs
+import h200_finish
 import h200_kernels
 import h200_models
 from diptych.bench.forward import machine
@@ -32,6 +33,7 @@ SECTIONS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
     "pro": (lambda: h200_models.precisions("pro", 1), 75 if OURS else 145),
     "lite": (lambda: h200_models.precisions("lite", 2), 25 if OURS else 50),
     "decode": (h200_models.decode_whole, 22 if OURS else 50),
+    "finish": (h200_finish.finish, 40),
     "start": (h200_clips.start, 18 if OURS else 35),
     "clip": (lambda: h200_clips.clip("pro-distill", "fp8"), 75),
     "clip_lite": (lambda: h200_clips.clip("lite-distill", "exact"), 30),
