@@ -8,6 +8,8 @@ import pytest
 import torch
 from reference import assert_close, attention
 from test_kernels import CUDA, MASK, need
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diptych.attention import LocalAttend, Plan, Role, exponents, kernels, unified_attention
 from diptych.attention.cores import bounded
@@ -89,3 +91,22 @@ def test_a_bound_that_is_missing_or_too_large_is_told(monkeypatch) -> None:
     with pytest.raises(KernelError, match=r"bounded takes scores up to 2\^90, not 2\^91; use fa3 or sdpa-cudnn\."):
         kernels.pick("bounded", need(CUDA)._replace(bound=91.0))
     assert kernels.KERNELS[0].core is bounded
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_the_kernel_is_one_operator_that_a_trace_counts_as_attention(lse: bool) -> None:
+    """Played on tensors that have only a shape: what a compiler sees."""
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.namespace)
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(), Watching():
+        q, k = (torch.empty(2, n, 3, 64, dtype=torch.bfloat16, device="cuda") for n in (5, 7))
+        seen.clear()
+        out, sums = bounded(q, k, k, None, lse, 1.0)
+    assert seen[0] == "diptych_attention"
+    assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.bfloat16, "cuda")
+    assert (None if sums is None else (sums.shape, sums.dtype)) == ((q.shape[:3], torch.float32) if lse else None)

@@ -178,18 +178,34 @@ def attention(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tupl
 
     The log-sum-exp is the natural one, float32 (B, S of q, H).
     """
+    out_BSHK, lse_BSH = _op(q_BSHK, k_BSHK, v_BSHK, lse)
+    return out_BSHK, lse_BSH if lse else None
+
+
+@torch.library.custom_op(
+    "diptych_attention::bounded",
+    mutates_args=(),
+    schema="(Tensor q_BSHK, Tensor k_BSHK, Tensor v_BSHK, bool lse) -> (Tensor, Tensor)",
+)
+def _op(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor]:
+    """An operator of torch's, so that a compiler keeps it whole and a trace sees an attention."""
     B, Q, H, K = q_BSHK.shape
-    S = k_BSHK.shape[1]
-    out = torch.empty((B, Q, H, K), dtype=torch.bfloat16, device=q_BSHK.device)
-    sums = torch.empty((B, Q, H), dtype=torch.float32, device=q_BSHK.device) if lse else None
-    tile = TILES[K]
+    S, tile = k_BSHK.shape[1], TILES[K]
+    out, sums = _empty(q_BSHK, k_BSHK, v_BSHK, lse)
     for b in range(B):
         _bounded_attention[triton.cdiv(Q, GROUPS.value * ROWS.value), H](
             _described(q_BSHK[b], ROWS.value), _described(k_BSHK[b], tile.keys), _described(v_BSHK[b], tile.keys),
-            out[b], out if sums is None else sums[b], Q, S, H,
+            out[b], sums[b] if lse else out, Q, S, H,
             KEYS=tile.keys, K=K, STAGES=tile.stages, LSE=lse, num_warps=4,
         )  # fmt: skip
     return out, sums
+
+
+@_op.register_fake
+def _empty(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor]:
+    shape = q_BSHK.shape
+    sums = torch.empty(shape[:3] if lse else (0,), dtype=torch.float32, device=q_BSHK.device)
+    return torch.empty(shape, dtype=torch.bfloat16, device=q_BSHK.device), sums
 
 
 def _described(x_SHK: Tensor, rows: int) -> TensorDescriptor:
