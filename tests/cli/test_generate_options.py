@@ -15,6 +15,7 @@ from PIL import Image
 
 from diptych.cli.main import run
 from diptych.media.clip import Clip
+from diptych.media.film import Film
 from diptych.media.mp4 import read_report
 
 SMALL = ["--width", "48", "--height", "32", "--frames", "5", "--steps", "1", "--seed", "5"]
@@ -25,13 +26,13 @@ Generate = Callable[..., Clip]
 def generate(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generate:
     """Run the command in this process; gives the clip as it was handed to the file."""
     written: list[Clip] = []
-    save = Clip.save
+    save = Film.save
 
-    def keep(clip: Clip, *arguments: Any, **options: Any) -> Any:
+    def keep(film: Film, path: Path, clip: Clip) -> Path:
         written.append(clip)
-        return save(clip, *arguments, **options)
+        return save(film, path, clip)
 
-    monkeypatch.setattr(Clip, "save", keep)
+    monkeypatch.setattr(Film, "save", keep)
 
     def command(*arguments: str) -> Clip:
         words = ["generate", "a red circle", "--model", str(tiny_base), *SMALL, "--output", str(tmp_path / "a.mp4")]
