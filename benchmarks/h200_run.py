@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import h200_attention
 import h200_clips
 import h200_codecs
 import h200_finish
@@ -42,6 +43,7 @@ SECTIONS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
     "cross": (h200_kernels.cross, 10),
     "fused": (h200_kernels.fused, 10),
     "merge": (h200_kernels.merge, 10),
+    "bounded": (h200_attention.bounded, 25),
     "tf32": (h200_codecs.tf32, 25),
     "exactness": (h200_models.exactness, 20),
     "compiled": (h200_models.compiled, 30),

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from diptych.cli.main import app
 from diptych.errors import UserError
+from diptych.planner import rates as rates_of_cards
 
 
 def run(*arguments):
@@ -230,7 +231,8 @@ def test_what_bench_floors_writes_can_be_read(tmp_path):
 def test_measured_rates_are_used(tmp_path):
     file = tmp_path / "rates.json"
     before = json.loads(run("--gpus", "1xH200", "--model", "lite", "--json").stdout)
-    rates = {"linear_tflops": 357.0, "attention_tflops": {"64": 268.0, "128": 338.0}, "copy_TBps": 2.05}
+    attention = {str(K): share * 989.4 / 2 for K, share in rates_of_cards.ATTENTION.items()}
+    rates = {"linear_tflops": 357.0, "attention_tflops": attention, "copy_TBps": 2.05}
     file.write_text(json.dumps(rates))
     after = json.loads(run("--gpus", "1xH200", "--model", "lite", "--json", "--rates", str(file)).stdout)
     slower = after["best"]["seconds"]["denoise"] / before["best"]["seconds"]["denoise"]

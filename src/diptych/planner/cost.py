@@ -125,11 +125,12 @@ def _exchange(c: TransformerConfig, size: Size, s: Setting, rates: Rates) -> flo
 def merging(parts: int, itemsize: int) -> int:
     """Bytes that move through memory for each number of an attention merged from `parts` partial results.
 
-    As `attention.merge.Merger` does it in plain torch: the first part becomes float32; each other one scales the sum,
-    is made float32, scaled and added; at the end the sum is divided and made `itemsize` again.
+    As `attention.merge_kernel` does it: the first merge reads two parts and writes their sum in float32, each further
+    one reads a part and the sum and writes the sum, the last writes the result.
     """
-    cast, scaled, added = 0 if itemsize == 4 else itemsize + 4, 4 + 4, 4 + 4 + 4
-    return cast + (parts - 1) * (2 * scaled + cast + added) + scaled + cast
+    if parts == 2:
+        return 3 * itemsize
+    return (2 * itemsize + 4) + (parts - 3) * (itemsize + 4 + 4) + (itemsize + 4 + itemsize)
 
 
 def _streaming(c: TransformerConfig, s: Setting, rates: Rates, computing: float) -> float:
