@@ -2,11 +2,11 @@
 
     python benchmarks/fp8_trained.py OUT.json [--prompts 12] [--steps 20] [--device cuda]
 
-Attention in fp8 is played in float32: operands are rounded as `diptych.attention.fp8` rounds them, softmax weights as
-FlashAttention-3 does. On a GPU with that kernel it also runs itself, the demo model's heads of 32 filled up to 64 with
-zeros. Errors are relative, against attention on the same tensors in float32, at every block of every few steps of both
-lanes. Clips of held-out prompts are judged as `diptych score` judges them and held against the exact clips of their
-seeds. A CPU takes about ten seconds a prompt.
+Attention in int8 is played in float32: queries and keys are rounded as `diptych.attention.int8` rounds them. On a GPU
+with that kernel it also runs itself, the demo model's heads of 32 filled up to 128 with zeros. Errors are relative,
+against attention on the same tensors in float32, at every block of every few steps of both lanes. Clips of held-out
+prompts are judged as `diptych score` judges them and held against the exact clips of their seeds. A CPU takes about ten
+seconds a prompt.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from diptych.attention import LocalAttend, Role, fp8
-from diptych.attention.cores import fa3, fa3_call, is_hopper
+from diptych.attention import LocalAttend, Role, exponents, int8
+from diptych.attention.cores import has_gluon
 from diptych.bench.compare import compare
 from diptych.bench.forward import relative
 from diptych.bench.score import Score, judge
@@ -53,43 +54,35 @@ def scores_of(q_BSHK: Tensor, k_BSHK: Tensor) -> Tensor:
     return torch.einsum("bqhk,bshk->bhqs", q_BSHK, k_BSHK) / math.sqrt(q_BSHK.shape[-1])
 
 
-def attend(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, *, rounded: bool) -> Tensor:
-    """Attention in float32; rounded: softmax weights to e4m3, as FlashAttention-3 rounds them."""
-    scores = scores_of(q_BSHK, k_BSHK)
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-    total_BHS1 = weights.sum(-1, keepdim=True)
-    if rounded:
-        weights = (weights * 256).to(torch.float8_e4m3fn).float() / 256
-    return torch.einsum("bhqs,bshk->bqhk", weights / total_BHS1, v_BSHK)
+def attend(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
+    """Attention in float32."""
+    return torch.einsum("bhqs,bshk->bqhk", scores_of(q_BSHK, k_BSHK).softmax(-1), v_BSHK)
 
 
-def whole(x: fp8.Scaled) -> Tensor:
-    return x.values.float() * x.scale[:, None, :, None]
+def whole(x: int8.Rounded) -> Tensor:
+    scale_BHS = x.scale.repeat_interleave(int8.TOKENS, 2)[:, :, : x.values.shape[1]]
+    return x.values.float() * scale_BHS.transpose(1, 2).unsqueeze(-1)
 
 
 def played(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
-    """fp8 attention, operands rounded and multiplied in float32."""
-    q, k, v = (whole(x) for x in fp8.rounded(q_BSHK, k_BSHK, v_BSHK))
-    return attend(q, k, v, rounded=True)
+    """Attention in int8: queries and keys rounded, all multiplied in float32."""
+    q_BSHK, k_BSHK = (whole(int8.rounded_plainly(x)) for x in (q_BSHK, k_BSHK))
+    return attend(q_BSHK, k_BSHK, v_BSHK.float())
 
 
 def by_kernel(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
-    """The same by FlashAttention-3, heads filled up with zeros after they were rounded."""
+    """The same by its kernel, heads filled up with zeros after they were rounded."""
+    from diptych.attention.bounded_kernel import attention_int8
+
     K = q_BSHK.shape[-1]
-    q, k, v = fp8.rounded(q_BSHK, k_BSHK, v_BSHK)
-    filled = [
-        torch.cat([part.values.view(torch.uint8), torch.zeros_like(part.values, dtype=torch.uint8)], -1).view(
-            torch.float8_e4m3fn
-        )
-        for part in (q, k, v)
-    ]
-    scales: dict[str, Any] = {"q_descale": q.scale, "k_descale": k.scale, "v_descale": v.scale}
-    out, _ = fa3_call(*filled, False, 1 / math.sqrt(K), **scales)
-    return out[..., :K].float()
+    q, k = int8.rounded(q_BSHK), int8.rounded(k_BSHK)
+    q_values, k_values, v_BSHK = (pad(x, (0, 128 - K)) for x in (q.values, k.values, v_BSHK))
+    q, k = int8.Rounded(q_values, q.scale * exponents.factor(K)), int8.Rounded(k_values, k.scale)
+    return attention_int8(q, k, v_BSHK, False)[0][..., :K].float()
 
 
 class Watching(LocalAttend):
-    """Video self-attention in fp8 or exact; keeps the errors of fp8 on what it is given, where it is told to look."""
+    """Video self-attention in int8 or exact; keeps the errors of int8 on what it is given, where it is told to look."""
 
     def __init__(self, approximate: bool) -> None:
         super().__init__()
@@ -101,10 +94,18 @@ class Watching(LocalAttend):
         return LocalAttend()
 
     def __call__(
-        self, role: Role, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None = None
+        self,
+        role: Role,
+        q_BSHK: Tensor,
+        k_BSHK: Tensor,
+        v_BSHK: Tensor,
+        key_mask_BS: Tensor | None = None,
+        *,
+        bound: float | None = None,
     ) -> Tensor:
         if role is not Role.VISUAL_SELF:
-            return super().__call__(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
+            return super().__call__(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)
+        assert bound is None, "the demo model's heads of 32 have no kernel that asks for one"
         if self.looking:
             self.look(q_BSHK.float(), k_BSHK.float(), v_BSHK.float())
         if not self.approximate:
@@ -113,9 +114,9 @@ class Watching(LocalAttend):
 
     def look(self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> None:
         """Keeps the errors of this call, and over how many keys a query spreads its weight (1 / sum of squares)."""
-        exact = attend(q_BSHK, k_BSHK, v_BSHK, rounded=False)
+        exact = attend(q_BSHK, k_BSHK, v_BSHK)
         ways: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"played": played}
-        if q_BSHK.is_cuda and fa3 is not None and is_hopper(q_BSHK.device):
+        if q_BSHK.is_cuda and has_gluon(q_BSHK.device):
             ways["kernel"] = lambda q, k, v: by_kernel(*(x.bfloat16() for x in (q, k, v)))
         for name, way in ways.items():
             self.errors.setdefault(name, []).append(relative(way(q_BSHK, k_BSHK, v_BSHK), exact))

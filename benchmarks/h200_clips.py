@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from diptych.attention import LocalAttend, Role
+from diptych.attention import APPROXIMATE, LocalAttend, Role
 from diptych.bench.forward import shortened
 from diptych.bench.geometry import Inputs, config_named, random_inputs, random_transformer
 from diptych.bench.load import bench_load
@@ -42,7 +42,7 @@ def clip(name: str, precision: str) -> dict[str, Any]:
     kernels = {}
     if precision == "fp8":
         fp8.quantise(model)
-        kernels = {Role.VISUAL_SELF: "fa3-fp8"} if DEVICE.type == "cuda" else {}
+        kernels = dict(APPROXIMATE)
     free()
     with shortened(model):
         denoised(model, contexts, SIZE, alone(kernels), device=DEVICE, steps=1)

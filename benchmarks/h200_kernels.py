@@ -146,9 +146,7 @@ def cross() -> dict[str, Any]:
 
 def fp8_parts() -> dict[str, Any]:
     """The parts of fp8: what each costs, and how far it is off."""
-    from diptych.attention import LocalAttend, Role
-    from diptych.attention import fp8 as fp8_attention
-    from diptych.attention.cores import fa3_call
+    from diptych.attention import APPROXIMATE, LocalAttend, Role, exponents, int8
     from diptych.model.fp8 import Fp8Linear
     from diptych.model.kernels import quantise
 
@@ -170,32 +168,25 @@ def fp8_parts() -> dict[str, Any]:
             "error": relative(layer(x)[:, :2048], exact),
             "bf16 error": relative(linear(x)[:, :2048], exact),
         }
-    for H, K in ((5, 16),) if TINY else ((32, 128), (28, 64)):
-        q, k, v = randn(1, S, H, K), randn(1, S, H, K), randn(1, S, H, K)
-        rope = rope_1d(S, K, DEVICE)
-        q, k = plain.norm_rotate(q, randn(K), rope), plain.norm_rotate(k, randn(K), rope)
-        scaled_q = fp8_attention.quantise(q, smooth=False, rotate=True)
-        scaled_k = fp8_attention.quantise(k, smooth=True, rotate=True)
-        scaled_v = fp8_attention.quantise(v, smooth=False)
-        label = f"{H} heads of {K}"
-        for rotate in (False, True):
-            out[f"{label}: quantise one{', rotated' * rotate}"] = ms(
-                lambda: fp8_attention.quantise(k, smooth=True, rotate=rotate)
-            )
-        if DEVICE.type == "cuda":
-            scales = {"q_descale": scaled_q.scale, "k_descale": scaled_k.scale, "v_descale": scaled_v.scale}
-            out[f"{label}: kernel"] = ms(
-                lambda: fa3_call(scaled_q.values, scaled_k.values, scaled_v.values, False, K**-0.5, **scales), 5
-            )
-            fast = LocalAttend("fa3-fp8")
-            out[f"{label}: fa3-fp8"] = ms(lambda: fast(Role.VISUAL_SELF, q, k, v), 5)
-            out[f"{label}: fa3 bf16"] = ms(lambda: LocalAttend("fa3")(Role.VISUAL_SELF, q, k, v), 5)
-            want, lse = LocalAttend("fa3").with_lse(Role.VISUAL_SELF, q, k, v)
-            got, got_lse = fast.with_lse(Role.VISUAL_SELF, q, k, v)
-            out[f"{label}: error"] = [relative(got, want), float((got_lse - lse).abs().max())]
-            bias = randn(1, 1, H, K) * 4  # channels that all keys share, as trained models have
-            want = LocalAttend("fa3")(Role.VISUAL_SELF, q, k + bias, v)
-            out[f"{label}: error with shared channels"] = relative(fast(Role.VISUAL_SELF, q, k + bias, v), want)
+    H, K = (5, 16) if TINY else (32, 128)
+    q, k, v = randn(1, S, H, K), randn(1, S, H, K), randn(1, S, H, K)
+    rope = rope_1d(S, K, DEVICE)
+    q = plain.norm_rotate(q, torch.ones(K, device=DEVICE), rope, exponents.factor(K))
+    k = plain.norm_rotate(k, torch.ones(K, device=DEVICE), rope)
+    bound = exponents.ROUNDED * K * exponents.factor(K)
+    out["int8: one tensor"] = ms(lambda: int8.rounded(k))
+    exact, fewer = LocalAttend(), LocalAttend(APPROXIMATE)
+    for name, attend in (("exact", exact), ("int8", fewer)):
+        out[f"{name} attention"] = ms(lambda: attend(Role.VISUAL_SELF, q, k, v, bound=bound), 5)
+    want, lse = exact.with_lse(Role.VISUAL_SELF, q, k, v, bound=bound)
+    got, got_lse = fewer.with_lse(Role.VISUAL_SELF, q, k, v, bound=bound)
+    out["int8: error"] = relative(got, want)
+    out["int8: log-sum-exp off by"] = float((got_lse - lse).abs().max())
+    offset = torch.randn(K, device=DEVICE).to(HALF) * 2  # an offset that all keys share, which smoothing would take off
+    want = exact(Role.VISUAL_SELF, q, k + offset, v, bound=3 * bound)
+    out["int8: error with an offset of keys"] = relative(
+        fewer(Role.VISUAL_SELF, q, k + offset, v, bound=3 * bound), want
+    )
     return out
 
 

@@ -46,14 +46,14 @@ def precisions(name: str, repeats: int) -> dict[str, Any]:
 
     With `--ours` only bf16 and full fp8. Pro then also with a step cache, Lite traced.
     """
-    from diptych.attention import LocalAttend, Role
+    from diptych.attention import APPROXIMATE, LocalAttend
     from diptych.memory import fp8
 
     config = config_named("tiny" if TINY else name)
     model = random_transformer(config, DEVICE, HALF)
     inputs = random_inputs(config, SIZE, TEXT, DEVICE, HALF)
     exact = LocalAttend()
-    approximate = exact if DEVICE.type != "cuda" else LocalAttend({Role.VISUAL_SELF: "fa3-fp8"})
+    approximate = LocalAttend(APPROXIMATE)
     result: dict[str, Any] = {}
     with torch.no_grad():
         context = model.context(inputs.text, inputs.pooled, None)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from diptych.attention import KERNELS, LocalAttend, Role
+from diptych.attention import APPROXIMATE, LocalAttend, Role
+from diptych.attention.kernels import bounds_pay
 from diptych.bench.forward import machine, relative, shortened
 from diptych.bench.geometry import Geometry, Inputs, config_named, random_inputs, random_transformer
 from diptych.bench.layouts import measure_layout
@@ -70,15 +71,9 @@ def forwards(bench: Bench, name: str) -> None:
         run.clip("bf16", {})
     quantise(model)
     bench.free()
-    kernels = {Role.VISUAL_SELF: "fa3-fp8"} if has_kernel("fa3-fp8", device) else {}
-    bench.note("fp8 attention", bool(kernels))
-    run.all_layouts("fp8", kernels)
+    run.all_layouts("fp8", APPROXIMATE)
     if bench.world > 1:
-        run.clip("fp8", kernels)
-
-
-def has_kernel(name: str, device: torch.device) -> bool:
-    return any(kernel.name == name and kernel.device in (None, device.type) for kernel in KERNELS)
+        run.clip("fp8", APPROXIMATE)
 
 
 class _Run:
@@ -199,7 +194,7 @@ class _Run:
     def yardstick(self) -> None:
         """How far two exact attention kernels are apart on one rank: what bf16 leaves open."""
         device = self.bench.device
-        cuda = "sdpa-cudnn" if has_kernel("fa3", device) else "sdpa-flash"
+        cuda = "sdpa-cudnn" if bounds_pay(device, torch.bfloat16, 128) else "sdpa-flash"
         other = cuda if device.type == "cuda" else "sdpa-math"
         if self.distilled or not self.bench.room("yardstick", EXPECTED.get(self.name, 1.0) * 1.5):
             return

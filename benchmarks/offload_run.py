@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from diptych.attention import Attend, LocalAttend, Role
+from diptych.attention import APPROXIMATE, Attend, LocalAttend
 from diptych.bench.forward import relative
 from diptych.bench.geometry import config_named, random_inputs, random_transformer
 from diptych.bench.random_clip import Decoders
@@ -126,7 +126,7 @@ class Bench:
 
 def transformer(name: str, caps: dict[str, tuple[float, dict[str, Any]]], quantised: bool) -> dict[str, Any]:
     """Resident, then every setting of `caps`: label to cap in GiB and changes of the setting."""
-    attend = LocalAttend({Role.VISUAL_SELF: "fa3-fp8"}) if quantised and DEVICE.type == "cuda" and not QUICK else None
+    attend = LocalAttend(APPROXIMATE) if quantised and not QUICK else None
     bench = Bench(name, attend)
     result: dict[str, Any] = {}
     if not quantised and not BRIEF:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from diptych.attention import Role
+from diptych.attention import APPROXIMATE
 from diptych.bench.geometry import Geometry, config_named, random_inputs, random_transformer
 from diptych.engine.sharing import sharing_for
 from diptych.parallel import Layout
@@ -61,7 +61,7 @@ class Measured:
         model = random_transformer(self.config, self.device, self.dtype, split=split, fp8=precision == "fp8")
         made, held = self._end(start), self._held()
         fast = precision == "fp8" and self.device.type == "cuda"
-        sharing = sharing_for(layout, self.device, {Role.VISUAL_SELF: "fa3-fp8"} if fast else None)
+        sharing = sharing_for(layout, self.device, APPROXIMATE if fast else None)
         i, A = self.inputs, self.size.audio_tokens
         grid = model.grid(*self.size.latents, A, tail=False, device=self.device)
         attend, shard = sharing.split(grid.tokens)

@@ -9,7 +9,7 @@ import torch
 from reference import assert_close, attention, tolerance
 from torch._dynamo.utils import counters
 
-from diptych.attention import KERNELS, LocalAttend, Need, Role, exponents, merge_kernel, unified_attention
+from diptych.attention import KERNELS, LocalAttend, Need, Role, exponents, int8, merge_kernel, unified_attention
 from diptych.attention import merge as merging
 from diptych.attention.kernels import need_of
 from diptych.attention.place import Place
@@ -149,6 +149,43 @@ def test_scores_with_a_bound(K, B, queries, keys, H) -> None:
     assert torch.equal(kernel(q, k, v, bound=20.0), out)
     many = torch.cat([v.new_full((B, 7, H, K), float("nan")), v], 1)[:, 7:]  # a view that starts in the middle
     assert torch.equal(kernel(q, k, many, bound=20.0), out)
+
+
+@needs_bounded
+@pytest.mark.parametrize(
+    ("B", "queries", "keys", "H"), [(1, 1, 1, 1), (2, 65, 1, 2), (2, 130, 128, 3), (1, 193, 129, 2), (3, 500, 385, 2)]
+)
+def test_scores_in_int8(B, queries, keys, H) -> None:
+    """As attention to what the twin rounds, and as the exact one within that rounding; keys share an offset."""
+    q, k, v, _ = with_factor(B, queries, keys, H, 128)
+    k = (k + torch.randn(128, device="cuda")).bfloat16()
+    kernel = KERNELS_BY_NAME["bounded-int8"]
+    out, lse = kernel.with_lse(q, k, v, bound=60.0)
+    turned = []
+    for x in (q, k):
+        values, scale = int8.rounded_plainly(x)
+        scale = scale.repeat_interleave(int8.TOKENS, 2)[:, :, : values.shape[1]]
+        turned.append(values.double() * scale.transpose(1, 2).unsqueeze(-1))
+    played = attention(turned[0] / exponents.factor(128), turned[1], v)
+    assert float((out - played[0]).norm() / played[0].norm()) < 0.005
+    assert (
+        float((lse - played[1]).abs().max()) < 0.02
+    )  # where a value lies between two steps the kernel may take another
+    exact = attention(q.double() / exponents.factor(128), k, v)[0]
+    assert float((out - exact).norm() / exact.norm()) < 0.06
+    assert torch.equal(kernel(q, k, v, bound=60.0), out)
+
+
+@needs_bounded
+def test_int8_at_the_size_of_a_clip() -> None:
+    q, k, v, exact_q = with_factor(1, 51_840, 51_840, 4, 128)
+    rows = slice(20_000, 20_200)
+    expected = attention(exact_q[:, rows, :1], k[:, :, :1], v[:, :, :1])[0]
+    out = KERNELS_BY_NAME["bounded-int8"](q, k, v, bound=20.0)
+    error = float((out[:, rows, :1] - expected).norm() / expected.norm())
+    assert error < 0.02, "a hundredth of the queries and of the keys is rounding, and scores are of size one"
+    few = KERNELS_BY_NAME["bounded-int8"](*(x[:, :, 1:3].contiguous() for x in (q, k, v)), bound=20.0)
+    assert torch.equal(few, out[:, :, 1:3]), "pure Ulysses keeps every bit"
 
 
 @needs_bounded

@@ -11,6 +11,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from diptych.attention import bounded_kernel, merge_kernel
@@ -88,31 +89,14 @@ CASES = {
         {"D": 16384, "GELU": True, "BLOCK": 16384},
         16,
     ),
-    "statistics": (
-        attention._statistics,
-        pointers(bf16="x_ptr", fp32="least_ptr most_ptr sum_ptr") | integers("batch_stride token_stride S"),
-        {"WIDTH": 4096, "BLOCK": 4096, "TOKENS": 48},
-        8,
-    ),
-    "scaled": (
-        attention._scaled,
-        {"x_ptr": HALF, "centre_ptr": WIDE, "scale_ptr": WIDE, "signs_ptr": WIDE, "out_ptr": FP8}
-        | integers("batch_stride token_stride S"),
-        {"H": 32, "K": 128, "ROTATE": False, "ROWS": 64},
+    "turned and rounded": (
+        attention._blocks,
+        {"x_ptr": HALF, "signs_ptr": HALF, "out_ptr": "*i8", "scale_ptr": WIDE}
+        | integers("batch_stride token_stride S")
+        | {"root": "fp32"},
+        {"H": 32, "K": 128, "ROWS": 64},
         4,
     ),
-    "scaled and rotated": (
-        attention._scaled,
-        {"x_ptr": HALF, "centre_ptr": WIDE, "scale_ptr": WIDE, "signs_ptr": HALF, "out_ptr": FP8}
-        | integers("batch_stride token_stride S"),
-        {"H": 32, "K": 128, "ROTATE": True, "ROWS": 128},
-        8,
-    ),
-    "merge of two": merge_case(128, first=True, last=True),
-    "merge, the first two": merge_case(128, first=True),
-    "merge": merge_case(128),
-    "merge of Lite": merge_case(64),
-    "merge, the last": merge_case(128, last=True),
     "moments": (
         group_norm._moments,
         pointers(fp16="x_ptr", fp32="mean_ptr square_ptr") | integers("rows"),
@@ -149,15 +133,16 @@ def compiled(function, arguments: dict[str, str], constants: dict[str, object], 
     return told(result.asm["ptx"])
 
 
-def bounded(K: int) -> dict[str, int]:
+def bounded(K: int, int8: bool) -> dict[str, int]:
     """Attention to scores with a bound, for heads of K, with the log-sum-exp."""
-    tile = bounded_kernel.TILES[K]
-    constants = {"KEYS": tile.keys, "K": K, "STAGES": tile.stages, "LSE": True}
-    arguments = {
-        name: f"tensordesc<bf16[{rows}, {K}],{bounded_kernel.layout(rows, K)!r}>"
-        for name, rows in (("q_desc", 64), ("k_desc", tile.keys), ("v_desc", tile.keys))
-    }
-    arguments |= {"out_ptr": HALF, "lse_ptr": WIDE} | integers("Q S H") | dict.fromkeys(constants, "constexpr")
+    tile = (bounded_kernel.TILES_INT8 if int8 else bounded_kernel.TILES)[K]
+    constants = {"KEYS": tile.keys, "K": K, "STAGES": tile.stages, "LSE": True, "INT8": int8}
+    arguments = {}
+    for name, rows in (("q_desc", 64), ("k_desc", tile.keys), ("v_desc", tile.keys)):
+        kind, dtype = ("i8", gl.int8) if int8 and name != "v_desc" else ("bf16", gl.bfloat16)
+        arguments[name] = f"tensordesc<{kind}[{rows}, {K}],{bounded_kernel.layout(rows, K, dtype)!r}>"
+    arguments |= pointers(fp32="q_scale_ptr k_scale_ptr", bf16="out_ptr") | {"lse_ptr": WIDE} | integers("Q S H")
+    arguments |= dict.fromkeys(constants, "constexpr")
     source = GluonASTSource(bounded_kernel._bounded_attention, arguments, constants, {})
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     return told(result.asm["ptx"])
@@ -182,4 +167,6 @@ def told(ptx: str) -> dict[str, int]:
 
 if __name__ == "__main__":
     made = {name: compiled(*case) for name, case in CASES.items()}
-    print(json.dumps(made | {f"bounded attention, heads of {K}": bounded(K) for K in bounded_kernel.TILES}))
+    made |= {f"bounded attention, heads of {K}": bounded(K, False) for K in bounded_kernel.TILES}
+    made |= {f"bounded attention in int8, heads of {K}": bounded(K, True) for K in bounded_kernel.TILES_INT8}
+    print(json.dumps(made))

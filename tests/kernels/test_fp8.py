@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from diptych.attention import LocalAttend, Role, kernels
-from diptych.attention import fp8 as fp8_attention
-from diptych.attention.quantise import scaled, statistics
+from diptych.attention import LocalAttend
 from diptych.bench.forward import forward_call, relative
 from diptych.bench.geometry import Geometry, random_inputs, random_transformer
 from diptych.memory import fp8
@@ -125,79 +121,3 @@ def test_a_quantised_forward_stays_close():
     fp8.quantise(model)
     error = relative(call()[0], want)
     assert 1e-4 < error < 6e-2, "it is quantised, and not broken"
-
-
-def test_statistics_and_scaling_of_an_attention_input():
-    x = draw(2, 70, 3, 16)
-    least, most, total = statistics(x)
-    torch.testing.assert_close(least, x.float().amin(1))
-    torch.testing.assert_close(most, x.float().amax(1))
-    torch.testing.assert_close(total, x.float().sum(1), rtol=1e-4, atol=1e-3)
-    centre, scale = draw(2, 3, 16, dtype=torch.float32), draw(2, 3, dtype=torch.float32).abs() / 50
-    got = scaled(x, centre, scale)
-    want = ((x.float() - centre[:, None]) / scale[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
-    same_fp8(got, want)
-
-
-@pytest.mark.parametrize("smooth", [False, True])
-def test_a_rotated_attention_input(smooth):
-    """Turned back it is the input within its rounding, and the kernel turns as its twin does."""
-    x = draw(1, 70, 3, 32)
-    values, scale, centre = fp8_attention.quantise(x.cpu().float(), smooth=smooth, rotate=True)
-    signs = fp8_attention.signs(32, torch.device("cpu")).float()
-    back = (values.float() * scale[:, None, :, None]) @ signs.T / 32**0.5
-    assert relative(back + centre[:, None], x.cpu()) < ROUNDING / 2
-    got = scaled(x, centre.to(DEVICE), (scale * 32**0.5).to(DEVICE), signs.to(DEVICE, HALF)).cpu().float()
-    # Matrix units take half precision: without its centre an input is rounded once more before it is turned.
-    halved = (x.cpu().float() - centre[:, None]).to(HALF).float()
-    want = (halved @ signs / 32**0.5 / scale[:, None, :, None]).to(torch.float8_e4m3fn).float()
-    assert (got != want).float().mean() < 0.05
-    torch.testing.assert_close(
-        got * scale[:, None, :, None], values.float() * scale[:, None, :, None], rtol=0.5, atol=1e-2
-    )
-
-
-@pytest.mark.parametrize("K", [16, 64, 128])
-def test_a_rotation_is_one_and_spreads_what_channels_share(K):
-    turn = fp8_attention.signs(K, torch.device("cpu")).float() / K**0.5
-    torch.testing.assert_close(turn @ turn.T, torch.eye(K))
-    spread = (torch.ones(K) @ turn).abs()
-    assert spread.max() <= 2**0.5 + 1e-6, "of a constant no channel holds much more than another"
-
-
-def test_a_rotation_spares_what_few_large_channels_decide():
-    """A channel twenty times the others: its rounding alone decides where a query looks; turned, it is spread."""
-    large = torch.ones(64)
-    large[0] = 20
-    q, k = (F.rms_norm(torch.randn(1, 200, 2, 64) * large, (64,)) for _ in range(2))
-
-    def error(rotate: bool) -> float:
-        scores = [
-            (s.values.float() * s.scale[:, None, :, None]).transpose(1, 2)
-            for s in (fp8_attention.quantise(x, smooth=False, rotate=rotate) for x in (q, k))
-        ]
-        exact = q.transpose(1, 2) @ k.transpose(1, 2).mT
-        return relative(scores[0] @ scores[1].mT, exact)
-
-    assert error(True) < error(False)
-
-
-def test_smoothing_takes_off_what_softmax_cannot_see():
-    """Keys far from zero: rounded as they are, fp8 loses the differences; smoothed, it keeps them."""
-    q, k, v = draw(1, 40, 2, 64), draw(1, 50, 2, 64) + 100 * draw(1, 1, 2, 64), draw(1, 50, 2, 64)
-
-    def attend(keys: fp8_attention.Scaled) -> torch.Tensor:
-        restored = keys.values.float() * keys.scale[:, None, :, None]  # without the centre
-        return LocalAttend("sdpa-math")(Role.VISUAL_SELF, q.float(), restored, v.float())
-
-    exact = LocalAttend("sdpa-math")(Role.VISUAL_SELF, q.float(), k.float(), v.float())
-    assert relative(attend(fp8_attention.quantise(k, smooth=True)), exact) < 0.25
-    assert relative(attend(fp8_attention.quantise(k, smooth=False)), exact) > 0.5
-
-
-def test_fp8_attention_is_taken_only_by_name(monkeypatch):
-    flash = next(kernel for kernel in kernels.KERNELS if kernel.device == "cpu")
-    monkeypatch.setattr(kernels, "KERNELS", (replace(flash, name="fa3-fp8", exact=False), flash))
-    need = kernels.Need(torch.device("cpu"), torch.bfloat16, 64, 9, 9, grouped=False, masked=False, lse=False)
-    assert kernels.pick("auto", need).name == "sdpa-flash"
-    assert kernels.pick("fa3-fp8", need).name == "fa3-fp8"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from diptych.attention.cache import PatchCache as PatchCache
     from diptych.attention.collectives import Traffic as Traffic
     from diptych.attention.joint import Joint as Joint
+    from diptych.attention.kernels import APPROXIMATE as APPROXIMATE
     from diptych.attention.kernels import KERNELS as KERNELS
     from diptych.attention.kernels import NO_KEY as NO_KEY
     from diptych.attention.kernels import Kernel as Kernel
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from diptych.attention.volume import merge_bytes as merge_bytes
 
 _HOMES = {
+    "APPROXIMATE": "kernels",
     "KERNELS": "kernels",
     "NO_KEY": "kernels",
     "Attend": "roles",

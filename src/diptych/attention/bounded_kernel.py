@@ -28,6 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from diptych.attention.int8 import Rounded
+
 GROUPS = gl.constexpr(3)
 ROWS = gl.constexpr(64)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -42,11 +44,15 @@ class Tile(NamedTuple):
 
 TILES = {64: Tile(128, 4), 128: Tile(64, 3)}
 """By head size, the fastest on an H200 of those whose accumulators fit into 160 registers a thread."""
+TILES_INT8 = {128: Tile(64, 4)}
+"""The same where queries and keys are int8. Heads of 64 have none: their limit is exponentials, not products."""
 
 
 @gluon.jit
-def _weights(s, total, first, S, MASKED: gl.constexpr, LAYOUT: gl.constexpr):
-    """2^s, and the sums of its rows added to `total`. Keys from S on weigh nothing."""
+def _weights(s, scale, total, first, S, MASKED: gl.constexpr, INT8: gl.constexpr, LAYOUT: gl.constexpr):
+    """2^s, and the sums of its rows added to `total`. Keys from S on weigh nothing. INT8: s are whole, times scale."""
+    if INT8:
+        s = s.to(gl.float32) * scale
     if MASKED:
         keys = first + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT))
         s = gl.where((keys < S)[None, :], s, float("-inf"))
@@ -66,33 +72,45 @@ def _rounded(e, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _attend(
-    q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
+    q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+    Q, S, H, first_row, h,
     GROUP: gl.constexpr, KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, LSE: gl.constexpr,
+    INT8: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 queries and all keys. The tile that may end beyond the last key comes first."""
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 32 if INT8 else 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     tiles = gl.cdiv(S, KEYS)
-    none = gl.zeros((ROWS, KEYS), gl.float32, SCORES)
+    none = gl.zeros((ROWS, KEYS), gl.int32 if INT8 else gl.float32, SCORES)
     out = gl.zeros((ROWS, K), gl.float32, OUT)
     total = gl.zeros((ROWS,), gl.float32, gl.SliceLayout(1, SCORES))
-    q = q_smem.index(GROUP)
+    scale = 1.0
+    q_scale = 1.0
+    if INT8:
+        q_scale = gl.load(q_scale_ptr + h * gl.cdiv(Q, ROWS) + gl.minimum(first_row + GROUP * ROWS, Q - 1) // ROWS)
+        scale = q_scale * gl.load(k_scale_ptr + h * tiles + tiles - 1)
     mbarrier.wait(q_full, 0)
+    if INT8:  # in registers, which int8 leaves: from shared memory both sides would come faster than it can read
+        q = q_smem.index(GROUP).load(gl.DotOperandLayout(0, SCORES, 4))
+    else:
+        q = q_smem.index(GROUP)
     mbarrier.wait(k_full.index(0), 0)
     s = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    e, total = _weights(s, total, (tiles - 1) * KEYS, S, True, SCORES)
+    e, total = _weights(s, scale, total, (tiles - 1) * KEYS, S, True, INT8, SCORES)
     weights = _rounded(e, OPERAND)
     for tile in range(1, tiles):
         stage = tile % STAGES
         before = (tile - 1) % STAGES
+        if INT8:
+            scale = q_scale * gl.load(k_scale_ptr + h * tiles + tile - 1)
         mbarrier.wait(k_full.index(stage), (tile // STAGES) & 1)
         s = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(before), ((tile - 1) // STAGES) & 1)
         out = warpgroup_mma(weights, v_smem.index(before), out, is_async=True)
         s = warpgroup_mma_wait(1, deps=(s,))
-        e, total = _weights(s, total, 0, S, False, SCORES)
+        e, total = _weights(s, scale, total, 0, S, False, INT8, SCORES)
         out, weights, e, total = warpgroup_mma_wait(0, deps=(out, weights, e, total))
         mbarrier.arrive(done.index(before), count=1)
         weights = _rounded(e, OPERAND)
@@ -113,18 +131,19 @@ def _attend(
 @gluon.jit
 def _fetch(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, v_full, done, Q, S, first_row, h,
-    KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, INT8: gl.constexpr,
 ):  # fmt: skip
     """The warp that fetches. Tokens beyond the last are zeros: masked as keys, not stored as queries."""
+    BYTES: gl.constexpr = 1 if INT8 else 2
     tiles = gl.cdiv(S, KEYS)
-    mbarrier.expect(q_full, GROUPS * ROWS * K * 2)
+    mbarrier.expect(q_full, GROUPS * ROWS * K * BYTES)
     for group in gl.static_range(GROUPS):
         tma.async_copy_global_to_shared(q_desc, [first_row + group * ROWS, h * K], q_full, q_smem.index(group))
     for tile in range(tiles):
         stage = tile % STAGES
         row = gl.where(tile == 0, tiles - 1, tile - 1) * KEYS
         mbarrier.wait(done.index(stage), ((tile // STAGES) & 1) ^ 1)
-        mbarrier.expect(k_full.index(stage), KEYS * K * 2)
+        mbarrier.expect(k_full.index(stage), KEYS * K * BYTES)
         tma.async_copy_global_to_shared(k_desc, [row, h * K], k_full.index(stage), k_smem.index(stage))
         mbarrier.expect(v_full.index(stage), KEYS * K * 2)
         tma.async_copy_global_to_shared(v_desc, [row, h * K], v_full.index(stage), v_smem.index(stage))
@@ -132,13 +151,13 @@ def _fetch(
 
 @gluon.jit(do_not_specialize=["Q", "S"])
 def _bounded_attention(
-    q_desc, k_desc, v_desc, out_ptr, lse_ptr, Q, S, H,
-    KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, LSE: gl.constexpr,
+    q_desc, k_desc, v_desc, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr, Q, S, H,
+    KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, LSE: gl.constexpr, INT8: gl.constexpr,
 ):  # fmt: skip
     first_row = gl.program_id(0) * (GROUPS * ROWS)
     h = gl.program_id(1)
-    q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, ROWS, K], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, K], k_desc.layout)
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [GROUPS, ROWS, K], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, KEYS, K], k_desc.layout)
     v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, K], v_desc.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -153,14 +172,14 @@ def _bounded_attention(
     # fmt: off
     gl.warp_specialize(
         [
-            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
-                       0, KEYS, K, STAGES, LSE)),
-            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
-                       1, KEYS, K, STAGES, LSE)),
-            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, out_ptr, lse_ptr, Q, S, H, first_row, h,
-                       2, KEYS, K, STAGES, LSE)),
+            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+                       Q, S, H, first_row, h, 0, KEYS, K, STAGES, LSE, INT8)),
+            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+                       Q, S, H, first_row, h, 1, KEYS, K, STAGES, LSE, INT8)),
+            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+                       Q, S, H, first_row, h, 2, KEYS, K, STAGES, LSE, INT8)),
             (_fetch, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, v_full, done, Q, S, first_row, h,
-                      KEYS, K, STAGES)),
+                      KEYS, K, STAGES, INT8)),
         ],
         [4, 4, 1],
         [160, 160, 24],
@@ -168,9 +187,9 @@ def _bounded_attention(
     # fmt: on
 
 
-def layout(rows: int, K: int) -> Any:
-    """How TMA lays a tile of bf16 into shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([rows, K], gl.bfloat16)
+def layout(rows: int, K: int, dtype: Any = gl.bfloat16) -> Any:
+    """How TMA lays a tile into shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([rows, K], dtype)
 
 
 def attention(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -182,6 +201,12 @@ def attention(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tupl
     return out_BSHK, lse_BSH if lse else None
 
 
+def attention_int8(q: Rounded, k: Rounded, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor | None]:
+    """The same of queries and keys in int8, heads of 128."""
+    out_BSHK, lse_BSH = _op_int8(q.values, k.values, v_BSHK, q.scale, k.scale, lse)
+    return out_BSHK, lse_BSH if lse else None
+
+
 @torch.library.custom_op(
     "diptych_attention::bounded",
     mutates_args=(),
@@ -189,27 +214,58 @@ def attention(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tupl
 )
 def _op(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor]:
     """An operator of torch's, so that a compiler keeps it whole and a trace sees an attention."""
+    return _launch(q_BSHK, k_BSHK, v_BSHK, None, lse)
+
+
+@torch.library.custom_op(
+    "diptych_attention::bounded_int8",
+    mutates_args=(),
+    schema="(Tensor q_BSHK, Tensor k_BSHK, Tensor v_BSHK, Tensor q_scale, Tensor k_scale, bool lse)"
+    " -> (Tensor, Tensor)",
+)
+def _op_int8(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, q_scale: Tensor, k_scale: Tensor, lse: bool
+) -> tuple[Tensor, Tensor]:
+    return _launch(q_BSHK, k_BSHK, v_BSHK, (q_scale, k_scale), lse)
+
+
+def _launch(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, scales: tuple[Tensor, Tensor] | None, lse: bool
+) -> tuple[Tensor, Tensor]:
     B, Q, H, K = q_BSHK.shape
-    S, tile = k_BSHK.shape[1], TILES[K]
-    out, sums = _empty(q_BSHK, k_BSHK, v_BSHK, lse)
+    S, tile = k_BSHK.shape[1], (TILES if scales is None else TILES_INT8)[K]
+    out, sums = _empty(q_BSHK, lse)
     for b in range(B):
+        q_scale, k_scale = (out, out) if scales is None else (scales[0][b], scales[1][b])
         _bounded_attention[triton.cdiv(Q, GROUPS.value * ROWS.value), H](
             _described(q_BSHK[b], ROWS.value), _described(k_BSHK[b], tile.keys), _described(v_BSHK[b], tile.keys),
-            out[b], sums[b] if lse else out, Q, S, H,
-            KEYS=tile.keys, K=K, STAGES=tile.stages, LSE=lse, num_warps=4,
+            q_scale, k_scale, out[b], sums[b] if lse else out, Q, S, H,
+            KEYS=tile.keys, K=K, STAGES=tile.stages, LSE=lse, INT8=scales is not None, num_warps=4,
         )  # fmt: skip
     return out, sums
 
 
-@_op.register_fake
-def _empty(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor]:
+def _empty(q_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor]:
     shape = q_BSHK.shape
     sums = torch.empty(shape[:3] if lse else (0,), dtype=torch.float32, device=q_BSHK.device)
     return torch.empty(shape, dtype=torch.bfloat16, device=q_BSHK.device), sums
+
+
+@_op.register_fake
+def _shapes(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool) -> tuple[Tensor, Tensor]:
+    return _empty(q_BSHK, lse)
+
+
+@_op_int8.register_fake
+def _shapes_int8(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, q_scale: Tensor, k_scale: Tensor, lse: bool
+) -> tuple[Tensor, Tensor]:
+    return _empty(q_BSHK, lse)
 
 
 def _described(x_SHK: Tensor, rows: int) -> TensorDescriptor:
     """Tokens as rows of all heads' channels, read `rows` tokens and one head at a time."""
     S, H, K = x_SHK.shape
     x_SHK = x_SHK.contiguous()
-    return TensorDescriptor(x_SHK, [S, H * K], [H * K, 1], [rows, K], layout(rows, K))
+    kind = gl.int8 if x_SHK.dtype == torch.int8 else gl.bfloat16
+    return TensorDescriptor(x_SHK, [S, H * K], [H * K, 1], [rows, K], layout(rows, K, kind))

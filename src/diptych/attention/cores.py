@@ -150,21 +150,14 @@ def fa3_splits(q_shape: Sequence[int]) -> int:
     return 4 if torch.compiler.is_compiling() else 0
 
 
-def fa3_call(
-    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, lse: bool, scale: float, **more: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """FlashAttention-3 on bf16, or on e4m3 with the descaling factors in `more`, float32 (B, H)."""
-    how = {"softmax_scale": scale, "num_splits": fa3_splits(q_BSHK.shape)}
-    if not lse:
-        return _fa3_func(q_BSHK, k_BSHK, v_BSHK, **how, **more), None
-    out_BSHK, lse_BHS = _fa3_func(q_BSHK, k_BSHK, v_BSHK, return_attn_probs=True, **how, **more)
-    return out_BSHK, lse_BHS.transpose(1, 2)
-
-
 def _fa3(
     q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
-    return fa3_call(q_BSHK, k_BSHK, v_BSHK, lse, scale)
+    how = {"softmax_scale": scale, "num_splits": fa3_splits(q_BSHK.shape)}
+    if not lse:
+        return _fa3_func(q_BSHK, k_BSHK, v_BSHK, **how), None
+    out_BSHK, lse_BHS = _fa3_func(q_BSHK, k_BSHK, v_BSHK, return_attn_probs=True, **how)
+    return out_BSHK, lse_BHS.transpose(1, 2)
 
 
 fa3: Core | None = None if _fa3_func is None else _fa3

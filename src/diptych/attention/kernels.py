@@ -30,13 +30,19 @@ from diptych.attention.cores import (
     is_hopper,
     math,
 )
-from diptych.attention.fp8 import fa3_fp8
+from diptych.attention.int8 import bounded_int8
+from diptych.attention.roles import Role
 from diptych.errors import KernelError
+
+APPROXIMATE = {Role.VISUAL_SELF: "bounded-int8"}
+"""What fewer bits than the working dtype has pay for, by role: kernels that are asked for with `--precision fp8`."""
 
 NO_KEY = -1e30
 """The log-sum-exp of a query without any visible key: weight 0 beside every other, and no NaN beside its like."""
 
-KernelName = Literal["auto", "bounded", "fa3", "fa3-fp8", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"]
+KernelName = Literal[
+    "auto", "bounded", "bounded-int8", "fa3", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"
+]
 
 
 class Need(NamedTuple):
@@ -65,7 +71,7 @@ class Kernel:
     best_from: fewest keys with which it is the fastest; with fewer, `"auto"` prefers the next that can.
     best_queries: the same of queries.
     bounded: it needs scores that are exponents of two, the largest at most `exponents.MOST`.
-    exact: False for an approximation, which `"auto"` never takes.
+    exact: False for an approximation, which `"auto"` never takes, and for which the exact ones stand in.
     """
 
     name: str
@@ -177,7 +183,8 @@ def need_of(q_BSHK: Tensor, k_BSHK: Tensor, key_mask_BS: Tensor | None, lse: boo
 def pick(name: str, need: Need) -> Kernel:
     """The kernel called `name`; `"auto"`: the fastest that can, in the order of `KERNELS` but for `best_from`.
 
-    Raises `KernelError` for an unknown name, or for a kernel that cannot serve `need`, naming one that can.
+    Whoever names an approximation allows it: where it cannot serve, the exact one that `"auto"` takes does.
+    Raises `KernelError` for an unknown name, or for an exact kernel that cannot serve `need`, naming one that can.
     """
     able = [kernel for kernel in KERNELS if kernel.refusal(need) is None]
     if name == "auto":
@@ -188,6 +195,8 @@ def pick(name: str, need: Need) -> Kernel:
         if kernel.name == name:
             return kernel
     check_name(name)
+    if not all(kernel.exact for kernel in KERNELS if kernel.name == name):
+        return pick("auto", need)
     raise KernelError(f"attention kernel {name} {_refusal_of(name, need)}; use {_or([k.name for k in able])}.")
 
 
@@ -200,9 +209,8 @@ def bounds_pay(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
 def check_name(name: str) -> None:
     """Raises `KernelError` if no kernel of that name exists here (`fa3` only where its package is installed)."""
     known = ["auto", *dict.fromkeys(kernel.name for kernel in KERNELS)]
-    if name in ("fa3", "fa3-fp8") and name not in known:
-        wants = "needs the package fa3-fwd, which is not installed"
-        raise KernelError(f"attention kernel {name} {wants}; use {_or(known)}.")
+    if name == "fa3" and name not in known:
+        raise KernelError(f"attention kernel fa3 needs the package fa3-fwd, which is not installed; use {_or(known)}.")
     if name not in known:
         raise KernelError(f"attention kernel {name!r} does not exist; use {_or(known)}.")
 
@@ -238,17 +246,6 @@ _FA3 = (
             best_from=1024,  # measured on an H200: 51,840 queries on 200 keys take it 0.71 ms, cuDNN 0.52 ms
             usable=is_hopper,
         ),
-        Kernel(
-            "fa3-fp8",
-            "cuda",
-            (torch.bfloat16,),
-            fa3_fp8,
-            mask=False,
-            head_dim_step=64,
-            head_dim_max=128,
-            exact=False,
-            usable=is_hopper,
-        ),
     ]
     if fa3 is not None
     else []
@@ -266,6 +263,19 @@ KERNELS: tuple[Kernel, ...] = (
         best_from=1024,
         best_queries=1024,  # 225 queries fill a quarter of an H200, and no keys are split here
         bounded=True,
+        usable=has_gluon,
+    ),
+    Kernel(
+        "bounded-int8",
+        "cuda",
+        (torch.bfloat16,),
+        bounded_int8,
+        mask=False,
+        grouped=False,
+        head_dim_step=128,  # on heads of 64 it is no faster than the exact one
+        head_dim_max=128,
+        bounded=True,
+        exact=False,
         usable=has_gluon,
     ),
     *_FA3,

@@ -78,7 +78,7 @@ def _attention_rate(config: TransformerConfig, S: int, device: torch.device, dty
     times = {
         kernel.name: median(lambda kernel=kernel: kernel(q, k, v, bound=limit), device, repeats=3, warmup=1)  # type: ignore[misc]
         for kernel in KERNELS
-        if kernel.refusal(need) is None and kernel.name not in ("sdpa-math", "sdpa-efficient")
+        if kernel.exact and kernel.refusal(need) is None and kernel.name not in ("sdpa-math", "sdpa-efficient")
     }
     best = min(times, key=times.__getitem__)
     return 4 * S * S * config.model_dim / times[best], best

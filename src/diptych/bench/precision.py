@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from diptych.attention import LocalAttend, Role
+from diptych.attention import APPROXIMATE, LocalAttend
 from diptych.engine.options import pick_precision
 from diptych.errors import RequestError
 from diptych.memory.fp8 import quantise
@@ -29,6 +29,6 @@ def in_precision(model: Transformer, precision: Precision, device: torch.device)
     attend = LocalAttend()
     if precision.kind == "fp8":
         quantise(model, exact_first=precision.first, exact_last=precision.last)
-        attend = LocalAttend({Role.VISUAL_SELF: "fa3-fp8"} if device.type == "cuda" else {})
+        attend = LocalAttend(APPROXIMATE)
     spared = precision.spared(model.config.num_visual_blocks)
     return {"attend": attend, "exact": attend.exact(), "exact_blocks": spared}

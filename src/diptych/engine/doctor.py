@@ -186,7 +186,12 @@ def kernels(gpus: list[Gpu]) -> Iterator[Check]:
         yield _kernel("triton", "fused kernels and the fast decoder", "pip install triton")
     if any(gpu.capability[0] == 9 for gpu in gpus):
         yield _kernel(
-            "fa3_fwd_interface", "FlashAttention-3 and fp8", "pip install 'diptych[hopper]'; cuDNN is taken until then"
+            "triton.experimental.gluon", "attention without a maximum", "pip install triton; cuDNN is taken until then"
+        )
+        yield _kernel(
+            "fa3_fwd_interface",
+            "FlashAttention-3 for sound",
+            "pip install 'diptych[hopper]'; cuDNN is taken until then",
         )
     try:
         import torch

@@ -11,7 +11,8 @@ from typing import Literal, cast, get_args
 
 import torch
 
-from diptych.attention.kernels import check_name
+from diptych.attention.cores import is_hopper
+from diptych.attention.kernels import APPROXIMATE
 from diptych.attention.roles import Role
 from diptych.errors import LayoutError, RequestError
 from diptych.memory.footprint import Offload, TextPrecision
@@ -64,7 +65,7 @@ class Options:
     @property
     def kernels(self) -> dict[Role, str]:
         """The attention kernels that are asked for by role."""
-        return {Role.VISUAL_SELF: "fa3-fp8"} if self.precision.kind == "fp8" and self.device.type == "cuda" else {}
+        return dict(APPROXIMATE) if self.precision.kind == "fp8" else {}
 
     @property
     def approximate(self) -> tuple[str, ...]:
@@ -116,10 +117,8 @@ def pick_precision(name: str, device: torch.device, dtype: torch.dtype) -> Preci
     """The precision that is meant. Raises `RequestError` for one that does not exist, or that this device or dtype
     cannot have."""
     precision = Precision.parse(name)
-    if precision.kind == "fp8" and device.type == "cuda":
-        if torch.cuda.get_device_capability(device)[0] != 9 or dtype is not torch.bfloat16:
-            raise RequestError("precision", name, "it takes a Hopper GPU and dtype bfloat16; use exact")
-        check_name("fa3-fp8")
+    if precision.kind == "fp8" and device.type == "cuda" and not (is_hopper(device) and dtype is torch.bfloat16):
+        raise RequestError("precision", name, "it takes a Hopper GPU and dtype bfloat16; use exact")
     return precision
 
 

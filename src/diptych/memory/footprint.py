@@ -279,8 +279,8 @@ def _block_activations(config: TransformerConfig, size: Size, setting: Setting, 
     qkv = 3 * u // setting.tensor
     held = u + (u * setting.kept + u if setting.kept else 0)
     attention = held + n + qkv + u // setting.tensor
-    if fp8 and c.head_dim in (64, 128):
-        attention += qkv // setting.itemsize
+    if fp8 and c.head_dim == 128:  # queries and keys in int8 beside themselves
+        attention += 2 * qkv // (3 * setting.itemsize)
     if setting.ulysses > 1:
         attention = max(attention, held + n + 4 * qkv)
     if setting.ring > 1:
