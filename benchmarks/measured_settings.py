@@ -2,9 +2,10 @@
 
     python benchmarks/measured_settings.py RESULT.json CARD [--dry]
 
-RESULT.json: what offload_run.py, h200_run.py, simulate_layouts.py or multi_gpu.py wrote, or several of them under their
-names, kept under benchmarks/results; CARD: as `diptych plan --gpus` names it, such as h200. Settings that are listed
-already from this file are replaced. Afterwards docs/planning.md is written anew. `--dry` only prints.
+RESULT.json: what offload_run.py, h200_run.py, simulate_layouts.py, multi_gpu.py or `diptych bench forward` wrote, or
+several of them under their names, kept under benchmarks/results; CARD: as `diptych plan --gpus` names it, such as h200.
+Settings that are listed already from this file are replaced. Afterwards docs/planning.md is written anew. `--dry` only
+prints.
 """
 
 from __future__ import annotations
@@ -100,15 +101,24 @@ def of_simulate(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
         yield told["layout"], row | {"seconds": told["forward"], "peak_gib": None}
 
 
+def of_forward(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """`diptych bench forward`: exact, and in the precision that was asked for."""
+    base = COMMON | {"geometry": result["geometry"], "text": result["text_tokens"], "modulation": "resident"}
+    for name, precision in (("diptych", "exact"), ("diptych fp8", "fp8")):
+        if name in result["seconds"]:
+            found = {"seconds": result["seconds"][name], "peak_gib": result["peak_bytes"][name] / GIB}
+            yield name, base | {"what": "forward", "model": result["model"], "precision": precision} | found
+
+
 def settings(result: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     """All settings of a file: (where in it, setting)."""
     kinds = {"offload": of_offload, "h200_run": of_h200_run, "simulate": of_simulate, "multi_gpu": of_multi_gpu}
     # Played ranks that were kept among other results had computed on tensors that nobody had written.
     parts = {name: result[name] for name in kinds if name != "simulate" and isinstance(result.get(name), dict)}
     if not parts:
-        marks = {"worlds": "multi_gpu", "host": "offload", "layouts": "simulate"}
+        marks = {"worlds": "multi_gpu", "host": "offload", "layouts": "simulate", "peak_bytes": "forward"}
         name = next((kind for mark, kind in marks.items() if mark in result), "h200_run")
-        yield from kinds[name](result)
+        yield from (kinds | {"forward": of_forward})[name](result)
     for name, part in parts.items():
         yield from ((f"{name}, {where}", row) for where, row in kinds[name](part))
 

@@ -106,7 +106,12 @@ PLAYED = {
     "geometry": "864x480x125",
     "layouts": [{"layout": "ring=8", "forward": 0.2}, {"layout": "cfg=2,ulysses=4", "forward": 0.4}],
 }
+FORWARD = {
+    "model": "lite", "geometry": "864x480x125", "text_tokens": 200, "peak_bytes": {"diptych": 8.9e9, "diffusers": 1e10},
+    "seconds": {"diptych": 1.35, "diffusers": 2.3},
+}  # fmt: skip
 RESULTS = [
+    ("forward", FORWARD, 1),
     ("played", PLAYED, 2),
     ("offload", OFFLOAD, 4),
     ("multi", MULTI_GPU, 3),

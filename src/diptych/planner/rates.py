@@ -17,17 +17,17 @@ MEASURED = ("h200",)
 """Cards whose shares were measured; h100-80 has the same chip with slower memory."""
 
 LINEAR, LINEAR_FP8 = 0.71, 0.77
-ATTENTION = {128: 0.735, 64: 0.627}
+ATTENTION = {128: 0.73, 64: 0.624}
 """On Hopper, by head size: the kernel without a maximum, in a forward."""
-ATTENTION_FP8 = {128: 0.453, 64: 0.3135}
+ATTENTION_FP8 = {128: 0.42, 64: 0.312}
 """With precision fp8: heads of 128 in int8, rounding counted as element-wise work; heads of 64 exact."""
 FLASH = {128: 0.632, 64: 0.50}
 """cuDNN on an H200; the head size of 64 by the ratio of FlashAttention-3. For every card that is no Hopper."""
 EFFICIENT = 0.5
 """Of `FLASH`, for cards that no flash kernel serves (T4): assumed, not measured."""
 COPY = 0.856
-ELEMENTWISE = 0.712
-ELEMENTWISE_FP8 = 1.62
+ELEMENTWISE = 0.79
+ELEMENTWISE_FP8 = 1.4
 """How much longer element-wise work takes where it also quantises."""
 PLAIN = 10.8
 """And where no fused kernel runs: measured on Lite with and without them."""
