@@ -165,3 +165,9 @@ def test_the_bound_of_an_attention_is_that_of_its_weights_as_they_are(monkeypatc
     attention.key_norm.weight = torch.nn.Parameter(torch.full((16,), 2.0))
     assert attention.bound() == pytest.approx(6 * first)
     assert len(asked) == 3
+
+
+def test_weights_made_in_inference_mode_have_a_bound_too():
+    with torch.inference_mode():
+        attention = layers.Attention(Role.TEXT_SELF, 32, 16)
+        assert attention.bound() == attention.bound() > 0

@@ -201,7 +201,8 @@ class Attention(nn.Module):
     def bound(self) -> float:
         """`exponents.bound` of its norms, computed once for the weights as they are: that waits for the device."""
         weights = self.query_norm.weight, self.key_norm.weight
-        held = tuple(n for weight in weights for n in (id(weight), weight._version))
+        # Tensors of inference mode count no changes: they are known by what they are alone.
+        held = tuple(n for w in weights for n in (id(w), -1 if w.is_inference() else w._version))
         if self._bound is None or self._bound[0] != held:
             self._bound = held, exponents.bound(*weights)
         return self._bound[1]
