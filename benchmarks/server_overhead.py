@@ -51,7 +51,11 @@ class InstantEngine:
         frames = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8)
         self.clip = Clip(frames, None, 24.0, report={"seconds": {"denoise": 1e-3}})
 
-    def generate(self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None) -> Clip:
+    def generate(
+        self, request: ClipRequest, on_step: Any = None, *, cache: str | None = None, on_frames: Any = None
+    ) -> Clip:
+        if on_frames is not None:
+            on_frames(self.clip.frames)
         return self.clip
 
     def close(self) -> None:
