@@ -65,9 +65,9 @@ class EngineProcess:
             return
         self.pipe.close()
         family = descendants(self.process.pid)
+        kill(family)  # before the process: should the server be killed in between, it still ends what is below it
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        kill(family)
         self.process.wait()
         left = wait_gone(family, 10.0)
         if left:
