@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from test_kernels import CUDA, MASK, need
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diptych.attention import LocalAttend, Plan, Role, exponents, kernels, unified_attention
+from diptych.attention import LocalAttend, Plan, Role, cores, exponents, kernels, unified_attention
 from diptych.attention.cores import bounded
 from diptych.attention.place import Place
 from diptych.errors import KernelError
@@ -110,3 +111,20 @@ def test_the_kernel_is_one_operator_that_a_trace_counts_as_attention(lse: bool) 
     assert seen[0] == "diptych_attention"
     assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.bfloat16, "cuda")
     assert (None if sums is None else (sums.shape, sums.dtype)) == ((q.shape[:3], torch.float32) if lse else None)
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [("3.6.0", None), ("3.8.0+git1", None), ("3.5.1", "3.5.1 is not one of 3.6 to 3.8"), ("4.0.0", "4.0.0 is not")],
+)
+def test_a_triton_whose_gluon_is_another_is_left_alone(version: str, told: str | None, monkeypatch) -> None:
+    """Gluon is experimental: a kernel that does not compile would end a clip in the middle."""
+    pytest.importorskip("triton.experimental.gluon")
+    monkeypatch.setattr("triton.__version__", version)
+    refusal = cores.gluon_refusal.__wrapped__()
+    assert refusal is None if told is None else told in refusal
+
+
+def test_without_triton_others_attend(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert cores.gluon_refusal.__wrapped__() == "Triton with Gluon is not installed"

@@ -95,6 +95,10 @@ def test_hopper_without_its_kernel_says_how_to_get_it(monkeypatch):
     (check,) = named(doctor.kernels([H100]), "fa3_fwd_interface")
     assert check.state == "note" and "pip install 'diptych[hopper]'" in check.todo
     assert not named(doctor.kernels([T4]), "fa3_fwd_interface")
+    monkeypatch.setattr("diptych.attention.cores.gluon_refusal", lambda: "Triton 4.0.0 is another")
+    (check,) = named(doctor.kernels([H100]), "gluon")
+    assert (check.state, check.found) == ("note", "Triton 4.0.0 is another: no attention without a maximum, no int8")
+    assert not named(doctor.kernels([T4]), "gluon")
     assert not list(doctor.kernels([]))
 
 

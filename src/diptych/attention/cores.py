@@ -9,13 +9,15 @@ masked the result is undefined here and settled by the caller.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+GLUON_FIRST, GLUON_LAST = (3, 6), (3, 8)
+"""Versions of Triton: what torch 2.11 to 2.14 bring. Both ends are compiled by tests or were run."""
 MASKED = -1e30
 """Bias of a masked key. Finite: a tile of nothing but masked keys must not make NaN inside a kernel."""
 
@@ -95,8 +97,23 @@ def bounded(
 
 
 def has_gluon(device: torch.device) -> bool:
-    """A Hopper GPU, and Triton's language for kernels of its kind."""
-    return _has_gluon and is_hopper(device)
+    """A Hopper GPU, and a Triton whose language for kernels of its kind is the one that ours are written in."""
+    return gluon_refusal() is None and is_hopper(device)
+
+
+@cache
+def gluon_refusal() -> str | None:
+    """Why this Triton cannot compile our Gluon kernels; None if it can. Gluon is experimental and changes."""
+    try:
+        from triton import __version__
+        from triton.experimental import gluon  # noqa: F401
+    except ImportError:
+        return "Triton with Gluon is not installed"
+    version = tuple(int(part) for part in __version__.split(".")[:2])
+    if not GLUON_FIRST <= version <= GLUON_LAST:
+        first, last = (".".join(map(str, bound)) for bound in (GLUON_FIRST, GLUON_LAST))
+        return f"Triton {__version__} is not one of {first} to {last}, whose Gluon the kernels are written in"
+    return None
 
 
 def is_hopper(device: torch.device) -> bool:
@@ -134,7 +151,6 @@ def _import_fa3() -> tuple[Any, tuple[torch.dtype, ...]]:
     return None, ()
 
 
-_has_gluon = all(importlib.util.find_spec("triton" + part) for part in ("", ".experimental", ".experimental.gluon"))
 _fa3_func, fa3_dtypes = _import_fa3()
 
 

@@ -185,9 +185,7 @@ def kernels(gpus: list[Gpu]) -> Iterator[Check]:
     if any(gpu.capability >= (8, 0) for gpu in gpus):
         yield _kernel("triton", "fused kernels and the fast decoder", "pip install triton")
     if any(gpu.capability[0] == 9 for gpu in gpus):
-        yield _kernel(
-            "triton.experimental.gluon", "attention without a maximum", "pip install triton; cuDNN is taken until then"
-        )
+        yield _gluon()
         yield _kernel(
             "fa3_fwd_interface",
             "FlashAttention-3 for sound",
@@ -203,6 +201,19 @@ def kernels(gpus: list[Gpu]) -> Iterator[Check]:
         yield Check("cudnn", "note", "torch finds none", WITH_CUDA)
     else:
         yield Check("cudnn", "ok", str(version))
+
+
+def _gluon() -> Check:
+    try:
+        from diptych.attention.cores import gluon_refusal
+
+        refusal = gluon_refusal()
+    except Exception:  # torch cannot be imported: told by `packages`
+        return Check("gluon", "note", "not known without torch")
+    if refusal is None:
+        return Check("gluon", "ok", "attention without a maximum")
+    todo = "pip install the triton that torch asks for; FlashAttention-3 or cuDNN is taken until then"
+    return Check("gluon", "note", f"{refusal}: no attention without a maximum, no int8", todo)
 
 
 def _kernel(module: str, gives: str, todo: str) -> Check:
