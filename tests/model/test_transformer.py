@@ -167,6 +167,16 @@ def test_the_bound_of_an_attention_is_that_of_its_weights_as_they_are(monkeypatc
     assert len(asked) == 3
 
 
+def test_a_bound_belongs_to_weights_and_not_to_where_they_lie_in_memory():
+    attention = layers.Attention(Role.TEXT_SELF, 32, 16)
+    first = attention.bound()
+    for factor in range(2, 10):
+        other = torch.full((16,), float(factor))
+        attention.query_norm.weight = None  # what is made next gets its place, and its id
+        attention.query_norm.weight = torch.nn.Parameter(other)
+        assert attention.bound() == pytest.approx(factor * first)
+
+
 def test_weights_made_in_inference_mode_have_a_bound_too():
     with torch.inference_mode():
         attention = layers.Attention(Role.TEXT_SELF, 32, 16)

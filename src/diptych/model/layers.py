@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import is_not
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +171,7 @@ class Attention(nn.Module):
         self.query_norm = HeadNorm(head_dim)
         self.key_norm = HeadNorm(head_dim)
         self.out_layer = nn.Linear(width, width)
-        self._bound: tuple[tuple[int, ...], float] | None = None
+        self._bound: tuple[tuple[Tensor, ...], list[int], float] | None = None
 
     def forward(
         self,
@@ -202,7 +203,8 @@ class Attention(nn.Module):
         """`exponents.bound` of its norms, computed once for the weights as they are: that waits for the device."""
         weights = self.query_norm.weight, self.key_norm.weight
         # Tensors of inference mode count no changes: they are known by what they are alone.
-        held = tuple(n for w in weights for n in (id(w), -1 if w.is_inference() else w._version))
-        if self._bound is None or self._bound[0] != held:
-            self._bound = held, exponents.bound(*weights)
-        return self._bound[1]
+        changes = [-1 if weight.is_inference() else weight._version for weight in weights]
+        if self._bound is None or self._bound[1] != changes or any(map(is_not, self._bound[0], weights)):
+            # The weights are kept, not their ids: another tensor may be where one has been.
+            self._bound = weights, changes, exponents.bound(*weights)
+        return self._bound[2]
