@@ -96,16 +96,20 @@ def test_a_film_that_is_given_up_encodes_no_further(tmp_path, make_clip):
     frames = make_clip().frames
 
     class Held(type(frames)):
+        """Frames of which the fourth is long in coming."""
+
         def __iter__(self):
-            begun.set()
-            assert go_on.wait(10)
-            return super().__iter__()
+            for number, picture in enumerate(np.asarray(self)):
+                if number == 3:
+                    begun.set()
+                    assert go_on.wait(10)
+                yield picture
 
     with suppress(KeyboardInterrupt), film_of(frames.view(Held)) as film:
         assert begun.wait(10)
         threading.Timer(0.2, go_on.set).start()
         raise KeyboardInterrupt
-    assert film._count == 13, "the part that was begun, and not the other"
+    assert film._count == 3, "neither the rest of the part that was begun nor the other"
     assert not any(thread.name.startswith("film") for thread in threading.enumerate())
     assert on_disk(tmp_path) == []
 
@@ -126,7 +130,35 @@ def test_what_goes_wrong_meanwhile_is_told_by_save_in_one_sentence(tmp_path, cli
     assert (tmp_path / "clip.mp4").read_bytes() == b"what stood here"
 
 
-def test_a_film_of_another_clip_is_not_saved(tmp_path, clip):
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda clip: replace(clip, frames=np.concatenate([clip.frames, clip.frames])),
+        lambda clip: replace(clip, frames=clip.frames[:, ::2]),
+        lambda clip: replace(clip, fps=clip.fps / 2),
+    ],
+    ids=["frames", "size", "rate"],
+)
+def test_a_film_of_another_clip_is_not_saved(tmp_path, clip, other):
     with film_of(clip.frames) as film, pytest.raises(AssertionError, match="another clip"):
-        film.save(tmp_path / "clip.mp4", replace(clip, frames=np.concatenate([clip.frames, clip.frames])))
+        film.save(tmp_path / "clip.mp4", other(clip))
     assert on_disk(tmp_path) == []
+
+
+def test_frames_of_another_size_are_not_scaled_into_the_film(tmp_path, clip):
+    with film_of(clip.frames[:13], (13,)) as film:
+        film.add(clip.frames[13:, ::2])
+        with pytest.raises(AssertionError, match="one size"):
+            film.save(tmp_path / "clip.mp4", clip)
+    assert on_disk(tmp_path) == []
+
+
+def test_a_film_has_frames_and_is_saved_once(tmp_path, clip):
+    with Film(clip.fps) as film, pytest.raises(AssertionError, match="has frames"):
+        film.save(tmp_path / "clip.mp4", clip)
+    assert on_disk(tmp_path) == []
+    with film_of(clip.frames) as film:
+        film.save(tmp_path / "clip.mp4", clip)
+        with pytest.raises(AssertionError, match="saved once"):
+            film.save(tmp_path / "again.mp4", clip)
+    assert on_disk(tmp_path) == ["clip.mp4"]

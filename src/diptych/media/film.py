@@ -30,10 +30,10 @@ FINE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_C
 
 
 class Film:
-    """H.264 High, yuv420p with BT.709 tags, of frames that are `add`ed in order; `save` adds sound and report.
+    """H.264 High, yuv420p with BT.709 tags, of frames that are `add`ed in order; `save`, called once, adds the rest.
 
     Encoding runs on a thread of its own and keeps what it made in memory: until `save` there is no file. A film whose
-    `with` block ends unsaved encodes no further.
+    `with` block ends unsaved encodes no further than the picture that it has begun.
     """
 
     def __init__(self, fps: float, *, crf: int = CRF, preset: str = PRESET) -> None:
@@ -43,6 +43,7 @@ class Film:
         self._parts: list[Future[list[av.Packet]]] = []
         self._encoder: Any = None
         self._count = 0
+        self._over = self._ended = False
 
     def add(self, frames_THWC: npt.NDArray[np.uint8]) -> None:
         """Hand over the next frames, uint8, which stay as they are until they are encoded. Returns at once; what goes
@@ -61,7 +62,8 @@ class Film:
             try:
                 end = self._thread.submit(self._flush)
                 packets = [packet for part in (*self._parts, end) for packet in part.result()]
-                assert self._count == len(clip.frames), "the film is of another clip"
+                shown = (self._count, self._encoder.height, self._encoder.width, 3)
+                assert shown == clip.frames.shape and self._rate == exact_rate(clip.fps), "the film is of another clip"
                 self._mux(temporary, clip, packets)
             except av.FFmpegError as error:
                 if isinstance(error, OSError):
@@ -73,6 +75,7 @@ class Film:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over = True
         self._thread.shutdown(cancel_futures=True)
 
     def _encode(self, frames_THWC: npt.NDArray[np.uint8]) -> list[av.Packet]:
@@ -86,6 +89,9 @@ class Film:
             self._encoder.flags |= Flags.global_header  # as a stream of an MP4 has it
             self._prepare(self._encoder, width, height)
         for picture in frames_THWC:
+            if self._over:
+                break
+            assert picture.shape == (self._encoder.height, self._encoder.width, 3), "frames of one size"
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24").reformat(
                 format="yuv420p",
                 dst_colorspace=Colorspace.ITU709,
@@ -98,6 +104,8 @@ class Film:
         return packets
 
     def _flush(self) -> list[av.Packet]:
+        assert self._encoder is not None and not self._ended, "a film has frames, and is saved once"
+        self._ended = True
         packets: list[av.Packet] = self._encoder.encode(None)
         return packets
 
