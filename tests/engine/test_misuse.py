@@ -82,10 +82,11 @@ def test_a_fault_of_the_callers_at_any_stage_is_raised_and_leaves_nothing(engine
         assert np.array_equal(engine.generate(REQUEST).frames, first.frames)
 
 
+@pytest.mark.parametrize("callback", ["on_step", "on_frames"])
 @pytest.mark.parametrize("call", [lambda engine: engine.generate(REQUEST), lambda engine: engine.close()])
-def test_a_call_from_on_step_says_so_and_does_not_wait_for_itself(engine, call):
-    with pytest.raises(RuntimeError, match="from on_step of the same engine"):
-        engine.generate(REQUEST, lambda progress: call(engine))
+def test_a_call_from_a_callback_says_so_and_does_not_wait_for_itself(engine, call, callback):
+    with pytest.raises(RuntimeError, match="from a callback of the same engine"):
+        engine.generate(REQUEST, **{callback: lambda told: call(engine)})
 
 
 def test_the_current_folder_may_change_while_an_engine_lives(tiny_base, first, tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ class Engine:
         is decoded in tiles, whose seams are blended. Default: windows in time only, as diffusers does.
         step_timeout: seconds that ranks may be silent before they are taken for hung.
         trace: folder to which every clip writes what each rank did with its time; `diptych trace` draws it. Traced
-        clips run uncompiled and a little slower, and their reports have a `trace`.
+        clips run a little slower, and their reports have a `trace`.
         on_progress: told of downloading and loading.
 
         Raises `CheckpointError`, `LayoutError` or `RequestError`, each one sentence.
@@ -251,7 +251,7 @@ class Engine:
     def _alone(self, what: str) -> Iterator[None]:
         """One call at a time. Raises `RuntimeError` for one from within another, which would wait for itself."""
         if self._working == threading.get_ident():
-            raise RuntimeError(f"{what} was called from on_step of the same engine; raise Cancelled in it to stop")
+            raise RuntimeError(f"{what} was called from a callback of the same engine; raise Cancelled in it to stop")
         with self._lock:
             self._working = threading.get_ident()
             try:
