@@ -177,6 +177,21 @@ def test_a_bound_belongs_to_weights_and_not_to_where_they_lie_in_memory():
         assert attention.bound() == pytest.approx(factor * first)
 
 
+@pytest.mark.parametrize("trained", ["what comes in", "to_value.weight", "nothing"])
+def test_no_bound_is_said_where_a_gradient_is_wanted(trained, monkeypatch):
+    """The kernels that ask for one have none, as all that is fused."""
+    monkeypatch.setattr(layers, "bounds_pay", lambda *_: True)
+    attention, attend = layers.Attention(Role.TEXT_SELF, 32, 16).requires_grad_(False), Watching()
+    x = torch.randn(1, 3, 32, requires_grad=trained == "what comes in")
+    if trained.startswith("to_value"):
+        attention.get_parameter(trained).requires_grad_()
+    with torch.no_grad():
+        scaled = attention(attend, x)
+    plain = attention(attend, x)
+    assert [bound is None for bound in attend.bounds] == [False, trained != "nothing"]
+    torch.testing.assert_close(plain, scaled, atol=1e-6, rtol=0)
+
+
 def test_weights_made_in_inference_mode_have_a_bound_too():
     with torch.inference_mode():
         attention = layers.Attention(Role.TEXT_SELF, 32, 16)

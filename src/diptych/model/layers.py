@@ -185,7 +185,9 @@ class Attention(nn.Module):
         source = x if source is None else source
         shape = (-1, self.head_dim)
         q, k = self.to_query(x).unflatten(-1, shape), self.to_key(source).unflatten(-1, shape)
-        bound = self.bound() if bounds_pay(q.device, q.dtype, self.head_dim) else None
+        # The kernels that ask for a bound have no gradient.
+        asked = bounds_pay(q.device, q.dtype, self.head_dim) and not self._trains(q, k)
+        bound = self.bound() if asked else None
         scale = 1.0 if bound is None else exponents.factor(self.head_dim)
         if rope_q is rope_k:
             weights = self.query_norm.weight, self.key_norm.weight
@@ -198,6 +200,12 @@ class Attention(nn.Module):
         del q, k, v
         out: Tensor = self.out_layer(attended)
         return out
+
+    def _trains(self, q: Tensor, k: Tensor) -> bool:
+        """Whether a gradient of what this computes is wanted: by what comes in, or by a weight of its own."""
+        return torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or any(weight.requires_grad for weight in self.parameters())
+        )
 
     def bound(self) -> float:
         """`exponents.bound` of its norms, computed once for the weights as they are: that waits for the device."""
