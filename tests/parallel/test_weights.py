@@ -78,6 +78,19 @@ def test_a_combination_gives_the_velocities_of_one_rank(layout, one_rank, jobs, 
         assert furthest(of_rank, results[0]) == 0, "ranks differ"
 
 
+@pytest.mark.parametrize(
+    "layout", ["ring=2,ulysses=2", "pipeline=2,ulysses=2", "ulysses=2,tensor=2", "ulysses=2,shard=2"]
+)
+def test_queries_that_carry_the_scale_give_the_velocities_of_one_rank(layout, one_rank, jobs, tiny_base, ranks):
+    """A bound is told with them, and computed once for an attention, also where its weights come and go."""
+    alone, attentions = work.bounded_velocities(str(tiny_base), "single", jobs)
+    assert 0 < furthest(alone, one_rank) <= 5e-6
+    parsed = Layout.parse(layout)
+    for of_rank, computed in ranks(parsed.world)(work.bounded_velocities, str(tiny_base), layout, jobs, seconds=240):
+        assert furthest(of_rank, one_rank) <= (2e-5 if parsed.tensor > 1 else 5e-6)
+        assert computed <= attentions and (parsed.pipeline > 1 or computed == attentions)
+
+
 def test_shards_alone_keep_every_bit_where_modulations_are_the_same(ranks, tiny_base, jobs, one_rank):
     """Without sound Ulysses has the bits of one rank, and gathered weights are the weights."""
     for of_rank in ranks(2)(work.velocities, str(tiny_base), "ulysses=2,shard=2", jobs[1:]):

@@ -6,14 +6,16 @@ import ctypes
 import gc
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 
-from diptych.attention import LocalAttend
+from diptych.attention import LocalAttend, exponents
 from diptych.bench.geometry import Geometry, random_inputs
 from diptych.engine.components import Components
 from diptych.engine.options import Options, pick_pipefusion
@@ -22,7 +24,7 @@ from diptych.engine.runner import Job, Runner
 from diptych.engine.sharing import alone, sharing_for
 from diptych.engine.stages import Stages
 from diptych.memory.tables import ModulationTables
-from diptych.model import loading
+from diptych.model import layers, loading
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel import Layout
 from diptych.parallel.weights import WeightSplit
@@ -69,6 +71,20 @@ def velocities(
             for time in TIMES:
                 made.append([x if x is None else x.numpy() for x in denoiser.velocity(ready.noise, torch.tensor(time))])
     return made
+
+
+def bounded_velocities(folder: str, text: str, ready_jobs: list[Job]) -> tuple[list[list[np.ndarray | None]], int]:
+    """`velocities` as on a Hopper GPU, where queries carry the scale and a bound of scores is told; and how many bounds
+    were computed for it."""
+    computed = []
+
+    def counted(*weights: torch.Tensor) -> float:
+        computed.append(exponents.bound(*weights))
+        return computed[-1]
+
+    counting = SimpleNamespace(bound=counted, factor=exponents.factor)
+    with patch.object(layers, "bounds_pay", lambda *_: True), patch.object(layers, "exponents", counting):
+        return velocities(folder, text, ready_jobs), len(computed)
 
 
 def memory(folder: str, text: str) -> dict[str, int]:
