@@ -46,6 +46,19 @@ def test_no_score_is_above_the_bound(rotated: bool, spread: float) -> None:
     assert 0.5 * limit < largest <= limit, "a bound that is far from what happens turns kernels away for nothing"
 
 
+def test_a_rotation_brings_together_what_two_channels_of_a_pair_weigh() -> None:
+    """Queries have their length in the one, keys in the other: a quarter of a turn later they point the same way."""
+    q_weight, k_weight = torch.ones(2, 64).unbind(0)
+    q_weight[0] = k_weight[1] = 5.0
+    q, k = (torch.zeros(1, 20, 1, 64) for _ in range(2))
+    q[..., 0] = k[..., 1] = 1.0
+    rope = rope_1d(20, 64, q.device)
+    q, k = plain.norm_rotate(q, q_weight, rope), plain.norm_rotate(k, k_weight, rope)
+    largest = float(torch.einsum("bqhk,bshk->bhqs", q, k).abs().max()) * exponents.factor(64)
+    limit = exponents.bound(q_weight, k_weight)
+    assert 0.95 * limit < largest <= limit
+
+
 def test_the_bound_follows_from_equal_weights() -> None:
     assert exponents.bound(torch.ones(64), torch.full((64,), -2.0)) == pytest.approx(1.02 * 2 * 8 * 1.4426950)
 
