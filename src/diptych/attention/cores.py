@@ -90,7 +90,7 @@ def math(
 def bounded(
     q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores are exponents of two: `scale` is what that makes it, and the kernel has it built in."""
+    """Scores are exponents of two, so `scale` is ln 2: a kernel that computes 2^s has no need of it."""
     from diptych.attention import bounded_kernel
 
     return bounded_kernel.attention(q_BSHK, k_BSHK, v_BSHK, lse)

@@ -121,9 +121,10 @@ class Engine:
         the others as one rank.
         device: `cpu`, `cuda` or `cuda:N`; default the first GPU, else the CPU.
         dtype: `float32`, `bfloat16` or `float16` for matrix products and attention; default by the device.
-        precision: `exact`, or `fp8`: products on video tokens and video self-attention in fp8, an approximation that
-        every report names. `fp8:N` keeps attention exact in the first N steps; `fp8:steps=N,first=N,last=N`, each of
-        which may be left out, also keeps so many blocks at the beginning and the end as they are without fp8.
+        precision: `exact`, or `fp8`: products on video tokens in fp8, and scores of video self-attention in int8 where
+        heads are of 128, an approximation that every report names. `fp8:N` keeps attention exact in the first N steps;
+        `fp8:steps=N,first=N,last=N`, each of which may be left out, also keeps so many blocks at the beginning and the
+        end as they are without fp8.
         text_precision: `exact`, or `8bit`, `nf4` (4 bits, by bitsandbytes): the language model's weights are rounded,
         an approximation that every report names; 7.1 or 4.4 GiB instead of 13.2.
         modulation: `resident`, or `tables`: its weights wait in host memory, and each request computes all of its

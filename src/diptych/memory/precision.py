@@ -1,4 +1,4 @@
-"""What the transformer computes in fp8, as a user names it: all it can, or less in first steps and outer blocks."""
+"""What the transformer computes in 8 bits, as a user names it: all it can, or less in first steps and outer blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Precision:
-    """`exact`, or `fp8`: products on video tokens and video self-attention, but for what is named.
+    """`exact`, or `fp8`: products on video tokens in fp8 and video self-attention in int8, but for what is named.
 
     steps: first steps in which attention is exact all the same. first, last: how many fused blocks at the beginning
     and at the end compute as without fp8, in every step.
