@@ -49,15 +49,20 @@ TILES_INT8 = {128: Tile(64, 4)}
 
 
 @gluon.jit
-def _weights(s, scale, total, first, S, MASKED: gl.constexpr, INT8: gl.constexpr, LAYOUT: gl.constexpr):
-    """2^s, and the sums of its rows added to `total`. Keys from S on weigh nothing. INT8: s are whole, times scale."""
+def _weights(s, scale, first, S, MASKED: gl.constexpr, INT8: gl.constexpr, LAYOUT: gl.constexpr):
+    """2^s. Keys from S on weigh nothing. INT8: s are whole, times scale."""
     if INT8:
         s = s.to(gl.float32) * scale
     if MASKED:
         keys = first + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT))
         s = gl.where((keys < S)[None, :], s, float("-inf"))
-    e = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [s], dtype=gl.float32, is_pure=True, pack=1)
-    return e, total + gl.sum(e, 1)
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [s], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _sums(e):
+    """Of each row four sums, each of what one thread holds: threads need not exchange theirs before the last tile."""
+    return gl.sum(gl.sum(e.reshape((e.shape[0], e.shape[1] // 8, 4, 2)), 3), 1)
 
 
 @gluon.jit
@@ -72,7 +77,7 @@ def _rounded(e, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _attend(
-    q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+    q_smem, k_smem, v_smem, q_full, full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
     Q, S, H, first_row, h,
     GROUP: gl.constexpr, KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, LSE: gl.constexpr,
     INT8: gl.constexpr,
@@ -84,43 +89,51 @@ def _attend(
     tiles = gl.cdiv(S, KEYS)
     none = gl.zeros((ROWS, KEYS), gl.int32 if INT8 else gl.float32, SCORES)
     out = gl.zeros((ROWS, K), gl.float32, OUT)
-    total = gl.zeros((ROWS,), gl.float32, gl.SliceLayout(1, SCORES))
     scale = 1.0
     q_scale = 1.0
+    scales = k_scale_ptr + h * tiles
     if INT8:
         q_scale = gl.load(q_scale_ptr + h * gl.cdiv(Q, ROWS) + gl.minimum(first_row + GROUP * ROWS, Q - 1) // ROWS)
-        scale = q_scale * gl.load(k_scale_ptr + h * tiles + tiles - 1)
+        scale = q_scale * gl.load(scales + tiles - 1)
     mbarrier.wait(q_full, 0)
     if INT8:  # in registers, which int8 leaves: from shared memory both sides would come faster than it can read
         q = q_smem.index(GROUP).load(gl.DotOperandLayout(0, SCORES, 4))
     else:
         q = q_smem.index(GROUP)
-    mbarrier.wait(k_full.index(0), 0)
+    mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    e, total = _weights(s, scale, total, (tiles - 1) * KEYS, S, True, INT8, SCORES)
+    e = _weights(s, scale, (tiles - 1) * KEYS, S, True, INT8, SCORES)
+    total = _sums(e)
     weights = _rounded(e, OPERAND)
+    if INT8:
+        scale = q_scale * gl.load(scales)
+    before = 0
+    stage = 1 % STAGES
+    phase = 1 // STAGES
     for tile in range(1, tiles):
-        stage = tile % STAGES
-        before = (tile - 1) % STAGES
-        if INT8:
-            scale = q_scale * gl.load(k_scale_ptr + h * tiles + tile - 1)
-        mbarrier.wait(k_full.index(stage), (tile // STAGES) & 1)
+        mbarrier.wait(full.index(stage), phase)
         s = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(before), ((tile - 1) // STAGES) & 1)
         out = warpgroup_mma(weights, v_smem.index(before), out, is_async=True)
+        following = scale
+        if INT8:  # of the next tile, so that none waits for it
+            following = q_scale * gl.load(scales + tile)
         s = warpgroup_mma_wait(1, deps=(s,))
-        e, total = _weights(s, scale, total, 0, S, False, INT8, SCORES)
+        e = _weights(s, scale, 0, S, False, INT8, SCORES)
+        total = total + _sums(e)
         out, weights, e, total = warpgroup_mma_wait(0, deps=(out, weights, e, total))
         mbarrier.arrive(done.index(before), count=1)
         weights = _rounded(e, OPERAND)
-    last = (tiles - 1) % STAGES
-    mbarrier.wait(v_full.index(last), ((tiles - 1) // STAGES) & 1)
-    out = warpgroup_mma(weights, v_smem.index(last), out, is_async=True)
+        scale = following
+        before = stage
+        wraps = stage == STAGES - 1  # counted on here, while exponentials are taken, not where a product waits for it
+        stage = gl.where(wraps, 0, stage + 1)
+        phase = gl.where(wraps, phase ^ 1, phase)
+    out = warpgroup_mma(weights, v_smem.index(before), out, is_async=True)
     out = warpgroup_mma_wait(0, deps=(out,))
     rows = first_row + GROUP * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
     channels = gl.arange(0, K, gl.SliceLayout(0, OUT))
-    total = gl.convert_layout(total, gl.SliceLayout(1, OUT))
+    total = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, OUT))
     at = rows.to(gl.int64) * H + h
     out = out * (1.0 / total)[:, None]
     gl.store(out_ptr + (at * K)[:, None] + channels[None, :], out.to(gl.bfloat16), mask=(rows < Q)[:, None])
@@ -130,7 +143,7 @@ def _attend(
 
 @gluon.jit
 def _fetch(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, v_full, done, Q, S, first_row, h,
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, full, done, Q, S, first_row, h,
     KEYS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, INT8: gl.constexpr,
 ):  # fmt: skip
     """The warp that fetches. Tokens beyond the last are zeros: masked as keys, not stored as queries."""
@@ -143,10 +156,9 @@ def _fetch(
         stage = tile % STAGES
         row = gl.where(tile == 0, tiles - 1, tile - 1) * KEYS
         mbarrier.wait(done.index(stage), ((tile // STAGES) & 1) ^ 1)
-        mbarrier.expect(k_full.index(stage), KEYS * K * BYTES)
-        tma.async_copy_global_to_shared(k_desc, [row, h * K], k_full.index(stage), k_smem.index(stage))
-        mbarrier.expect(v_full.index(stage), KEYS * K * 2)
-        tma.async_copy_global_to_shared(v_desc, [row, h * K], v_full.index(stage), v_smem.index(stage))
+        mbarrier.expect(full.index(stage), KEYS * K * (BYTES + 2))
+        tma.async_copy_global_to_shared(k_desc, [row, h * K], full.index(stage), k_smem.index(stage))
+        tma.async_copy_global_to_shared(v_desc, [row, h * K], full.index(stage), v_smem.index(stage))
 
 
 @gluon.jit(do_not_specialize=["Q", "S"])
@@ -160,25 +172,23 @@ def _bounded_attention(
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, KEYS, K], k_desc.layout)
     v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, K], v_desc.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(full.index(i), count=1)
         mbarrier.init(done.index(i), count=GROUPS)
     fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [
-            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+            (_attend, (q_smem, k_smem, v_smem, q_full, full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
                        Q, S, H, first_row, h, 0, KEYS, K, STAGES, LSE, INT8)),
-            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+            (_attend, (q_smem, k_smem, v_smem, q_full, full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
                        Q, S, H, first_row, h, 1, KEYS, K, STAGES, LSE, INT8)),
-            (_attend, (q_smem, k_smem, v_smem, q_full, k_full, v_full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
+            (_attend, (q_smem, k_smem, v_smem, q_full, full, done, q_scale_ptr, k_scale_ptr, out_ptr, lse_ptr,
                        Q, S, H, first_row, h, 2, KEYS, K, STAGES, LSE, INT8)),
-            (_fetch, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, v_full, done, Q, S, first_row, h,
+            (_fetch, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, full, done, Q, S, first_row, h,
                       KEYS, K, STAGES, INT8)),
         ],
         [4, 4, 1],
