@@ -40,7 +40,7 @@ ADALN = (
 
 
 def adaln_case(D: int, *, gated: bool = True, normed: bool = True, rows: bool = False) -> tuple:
-    tune = adaln.tuning(TOKENS, D, gated=gated, normed=normed)
+    tune = adaln.tuning(TOKENS, D, gated=gated, normed=normed, rows=rows)
     warps = tune.pop("num_warps")
     what = {"D": D, "GATED": gated, "NORMED": normed, "ROWWISE": rows, "BLOCK": triton.next_power_of_2(D)}
     return adaln._adaln, ADALN | ({"normed_ptr": FP8} if rows else {}), what | tune, warps
@@ -85,8 +85,8 @@ CASES = {
     "gelu": (quantise._gelu_in_place, {"x_ptr": HALF, "values": "i32"}, {"BLOCK": 4096}, 4),
     "gelu rows": (
         quantise._rows,
-        {"x_ptr": HALF, "out_ptr": FP8, "scale_ptr": WIDE},
-        {"D": 16384, "GELU": True, "BLOCK": 16384},
+        {"x_ptr": HALF, "out_ptr": FP8, "scale_ptr": WIDE, "S": "i32"},
+        {"D": 16384, "GELU": True, "BLOCK": 16384, "ROWS": 1, "STEPS": 1},
         16,
     ),
     "turned and rounded": (

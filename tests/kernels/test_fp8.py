@@ -85,10 +85,14 @@ def test_norm_and_modulation_quantise_what_they_write():
 
 
 def test_every_row_of_a_program_keeps_its_own_scale(monkeypatch):
-    monkeypatch.setattr(adaln, "tuning", lambda S, D, gated, normed: {"ROWS": 4, "STEPS": 2, "num_warps": 1})
+    monkeypatch.setattr(adaln, "tuning", lambda S, D, gated, normed, rows: {"ROWS": 4, "STEPS": 2, "num_warps": 1})
+    monkeypatch.setattr(quantise, "tuning", lambda S, D: {"ROWS": 4, "STEPS": 2, "num_warps": 1})
     x = draw(2, 11, 80) * torch.logspace(-2, 2, 11, device=DEVICE)[:, None].to(HALF)
     shift, scale = draw(2, 160, dtype=torch.float32).chunk(2, dim=-1)
     same_rows(adaln.scale_shift_rows(x, shift, scale), plain.to_rows(plain.modulated(x, shift, scale)))
+    same_rows(quantise.to_rows(x), plain.to_rows(x))
+    y = draw(2, 11, 80)
+    same_rows(quantise.to_rows(y, gelu=True), plain.to_rows(F.gelu(y.float())))
 
 
 def test_a_linear_layer_in_fp8():

@@ -72,7 +72,7 @@ def test_heads_of_a_wider_projection_need_no_copy():
 
 def test_many_rows_in_one_program(monkeypatch):
     """Programs that walk over several rows write each of them, also where the last program has fewer."""
-    monkeypatch.setattr(adaln, "tuning", lambda S, D, gated, normed: {"ROWS": 4, "STEPS": 2, "num_warps": 1})
+    monkeypatch.setattr(adaln, "tuning", lambda S, D, gated, normed, rows: {"ROWS": 4, "STEPS": 2, "num_warps": 1})
     monkeypatch.setattr(rotate, "tuning", lambda S, width: {"ROWS": 4, "num_warps": 1})
     x, y, gate, shift, scale = draw(2, 11, 48), draw(2, 11, 48), *draw(2, 144, dtype=torch.float32).chunk(3, dim=-1)
     same(adaln.scale_shift(x, shift, scale), plain.scale_shift(x, shift, scale))

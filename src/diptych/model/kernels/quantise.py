@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -25,17 +27,23 @@ def _gelu(x):
     return tl.maximum(x, 0.0) - z * series * tl.exp2(-0.7213475204444817 * z * z)
 
 
-@triton.jit
-def _rows(x_ptr, out_ptr, scale_ptr, D: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < D
-    x = tl.load(x_ptr + row * D + columns, mask=inside, other=0.0).to(tl.float32)
-    if GELU:
-        x = _gelu(x)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / FP8_MAX
-    tl.store(out_ptr + row * D + columns, (x * (1.0 / scale)).to(tl.float8e4nv), mask=inside)
-    tl.store(scale_ptr + row, scale)
+@triton.jit(do_not_specialize=["S"])
+def _rows(
+    x_ptr, out_ptr, scale_ptr, S, D: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK)[None, :]
+    for step in range(STEPS):
+        row = ((tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        here = row < S
+        inside = here[:, None] & (columns < D)
+        at = row[:, None] * D + columns
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if GELU:
+            x = _gelu(x)
+        scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-12) / FP8_MAX
+        tl.store(out_ptr + at, (x * (1.0 / scale)[:, None]).to(tl.float8e4nv), mask=inside)
+        tl.store(scale_ptr + row, scale, mask=here)
 
 
 @triton.jit
@@ -50,9 +58,21 @@ def to_rows(x: Tensor, *, gelu: bool = False) -> Rows:
     D = x.shape[-1]
     values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(D)
-    _rows[(x.numel() // D,)](x, values, scale, D=D, GELU=gelu, BLOCK=block, num_warps=max(1, min(16, block // 512)))
+    S = x.numel() // D
+    tune = tuning(S, D)
+    programs = triton.cdiv(S, tune["ROWS"] * tune["STEPS"])
+    _rows[(programs,)](x, values, scale, S, D=D, GELU=gelu, BLOCK=triton.next_power_of_2(D), **tune)
     return Rows(values, scale)
+
+
+def tuning(S: int, D: int) -> dict[str, Any]:
+    """Rows at once, how many times a program does so, and warps: the fastest on an H200 at Lite's and Pro's widths."""
+    wide = triton.next_power_of_2(D)
+    if S < 8192 or wide < 2048 or wide > 8192:
+        return {"ROWS": 1, "STEPS": 1, "num_warps": max(1, min(16, wide // 512))}
+    if wide == 2048:
+        return {"ROWS": 2, "STEPS": 4, "num_warps": 4}
+    return {"ROWS": 1, "STEPS": 2 if wide == 4096 else 4, "num_warps": 8}
 
 
 def gelu_(x: Tensor) -> Tensor:
