@@ -32,6 +32,11 @@ BOUNDED = [
         (f"bench {command} --repeats 0", "--repeats = 0 is not accepted: a whole number from 1 on.")
         for command in ("forward", "step", "decode", "clip no", "load no", "attention --world 2")
     ),
+    *(
+        (f"bench {command} --text {text}", f"--text = {text} is not accepted: a whole number from 1 to 1,024.")
+        for command, text in (("forward", 0), ("step", -1), ("attention --world 2", 1025))
+    ),
+    ("bench attention --world 2 --link inf", "--link = inf is not accepted: a number from 0.001 on."),
     ("bench attention --world 2 --world 0", "--world = 0 is not accepted: a whole number from 1 on."),
     ("bench attention --world 2 --link 0", "--link = 0.0 is not accepted: a number from 0.001 on."),
     ("bench decode --budget 0", "--budget = 0.0 is not accepted: a number from 0.1 on."),

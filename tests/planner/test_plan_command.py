@@ -106,6 +106,14 @@ def test_a_language_model_in_fewer_bits_is_planned_with_by_name():
     assert "Best: single, bfloat16, text nf4:" in run(*asked, "--text-precision", "nf4").stdout
 
 
+def test_an_approximation_is_called_for_only_where_nothing_exact_fits():
+    """Or where it was asked for, which says nothing of what else would fit."""
+    asked = ("--model", "lite", "--gpus", "h200")
+    assert "Best, an approximation as asked for: single, fp8:" in run(*asked, "--precision", "fp8").stdout
+    tight = run(*asked, "--memory", "24GiB", "--offload", "none", "--modulation", "resident")
+    assert "Only an approximation fits: single, fp8:" in tight.stdout
+
+
 def test_json_has_everything(tiny_base):
     told = json.loads(run("--model", str(tiny_base), "--gpus", "2xT4", "--geometry", "64x48x9", "--json").stdout)
     assert told["model"] == str(tiny_base)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from diptych.cli.usage import within
+from diptych.request import MAX_TEXT_TOKENS
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -47,6 +48,7 @@ def forward(
     from diptych.bench.tables import forward_table
 
     within("--repeats", repeats, 1)
+    within("--text", text, 1, MAX_TEXT_TOKENS)
 
     result = bench_forward(
         model,
@@ -109,6 +111,7 @@ def attention(
     from diptych.parallel import Layout
 
     within("--repeats", repeats, 1)
+    within("--text", text, 1, MAX_TEXT_TOKENS)
     for ranks in world:
         within("--world", ranks, 1)
     within("--link", link, 0.001)
@@ -146,6 +149,7 @@ def step(
     from diptych.bench.tables import seconds_table
 
     within("--repeats", repeats, 1)
+    within("--text", text, 1, MAX_TEXT_TOKENS)
 
     size, where = Geometry.parse(geometry), _device(device)
     result = bench_step(

@@ -12,12 +12,12 @@ from diptych.errors import RequestError, UserError
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Of every refusal of typer's own; which module has it depends on the release."""
 
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+KINDS = {"int": "a whole number", "float": "a number"}
 
 
 def within(option: str, value: float, least: float, most: float = math.inf) -> None:
-    """Raise `RequestError` for a number that is not `least` to `most`."""
-    if not least <= value <= most:
+    """Raise `RequestError` for a number that is not `least` to `most`, or has no end."""
+    if not (least <= value <= most and math.isfinite(value)):
         kind = KINDS["int" if isinstance(value, int) else "float"]
         accepted = f"{kind} from {least:,} on" if most == math.inf else f"{kind} from {least:,} to {most:,}"
         raise RequestError(option, value, accepted)

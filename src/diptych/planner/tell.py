@@ -191,8 +191,7 @@ def text(plan: Plan, rows: int = 6) -> str:
         return "\n".join(lines)
     took = f"{best.seconds.total:.1f} s a clip" + (f", {best.total:.0f} s for all" if several else "")
     memory = f"{best.first.peak / GIB:.1f} of {plan.budget / GIB:.1f} GiB"
-    lead = "Best" if best.exact else "Only an approximation fits"
-    lines += [f"{lead}: {name_of(best, bfloat16=plan.machine.card.bfloat16)}: {took}, {memory}", ""]
+    lines += [f"{_lead(plan, best)}: {name_of(best, bfloat16=plan.machine.card.bfloat16)}: {took}, {memory}", ""]
     lines += [f"  - {reason}" for reason in reasons(plan, best)]
     lines += ["", f"    {command_of(plan, best)}", ""]
     exact = [choice for choice in plan.fitting if choice.exact]
@@ -206,6 +205,13 @@ def text(plan: Plan, rows: int = 6) -> str:
     lines += _misfits(plan, rows)
     lines += ["", basis(plan)]
     return "\n".join(lines)
+
+
+def _lead(plan: Plan, best: Choice) -> str:
+    if best.exact:
+        return "Best"
+    weighed = any(choice.exact for choice in plan.choices)
+    return "Only an approximation fits" if weighed else "Best, an approximation as asked for"
 
 
 def _misfits(plan: Plan, rows: int) -> list[str]:
