@@ -44,6 +44,7 @@ SECTIONS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
     "fused": (h200_kernels.fused, 10),
     "merge": (h200_kernels.merge, 10),
     "bounded": (h200_attention.bounded, 25),
+    "power": (h200_attention.power, 20),
     "tf32": (h200_codecs.tf32, 25),
     "exactness": (h200_models.exactness, 20),
     "compiled": (h200_models.compiled, 30),
