@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from diptych.attention import APPROXIMATE, LocalAttend, Need, Role, exponents, int8, kernels
@@ -106,3 +107,13 @@ def test_an_approximation_is_taken_only_by_name_and_where_it_can(monkeypatch) ->
     exact = LocalAttend()(Role.VISUAL_SELF, q, q, q)
     assert torch.equal(LocalAttend(APPROXIMATE)(Role.VISUAL_SELF, q, q, q), exact)
     assert LocalAttend(APPROXIMATE).exact().kernels[Role.VISUAL_SELF] == "auto"
+
+
+def test_signs_that_a_tracer_asked_for_are_not_kept(monkeypatch):
+    monkeypatch.setattr(int8, "_SIGNS", {})
+    with FakeTensorMode():
+        int8.signs(32, CPU)
+    with torch.inference_mode():
+        kept = int8.signs(32, CPU)
+    assert type(kept) is torch.Tensor and not kept.is_inference()
+    assert int8.signs(32, CPU) is kept

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 GLUON_FIRST, GLUON_LAST = (3, 6), (3, 8)
@@ -109,7 +110,7 @@ def gluon_refusal() -> str | None:
         from triton.experimental import gluon  # noqa: F401
     except ImportError:
         return "Triton with Gluon is not installed"
-    version = tuple(int(part) for part in __version__.split(".")[:2])
+    version = Version(__version__).release[:2]
     if not GLUON_FIRST <= version <= GLUON_LAST:
         first, last = (".".join(map(str, bound)) for bound in (GLUON_FIRST, GLUON_LAST))
         return f"Triton {__version__} is not one of {first} to {last}, whose Gluon the kernels are written in"

@@ -10,7 +10,6 @@ them as they are.
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -23,6 +22,8 @@ LARGEST = 127
 LEAST = 1e-20
 """Of what is rounded: zeros have a scale too."""
 
+_SIGNS: dict[tuple[int, torch.device], Tensor] = {}
+
 
 class Rounded(NamedTuple):
     """x, turned, = values * scale of its block: int8 (B, S, H, K), float32 (B, H, blocks)."""
@@ -31,12 +32,21 @@ class Rounded(NamedTuple):
     scale: Tensor
 
 
-@cache
 def signs(K: int, device: torch.device) -> Tensor:
     """Orthogonal times sqrt(K): a Hadamard matrix whose rows have signs of their own; (K, K), K a power of two.
 
     Those of a bent function (neighbouring bits multiplied in pairs): what all channels share is spread evenly as well.
     """
+    found = _SIGNS.get((K, device))
+    if found is None:
+        with torch.inference_mode(False):
+            found = _signs(K, device)
+        if type(found) is Tensor:  # one of a tracer's would be met again by those who compute
+            _SIGNS[K, device] = found
+    return found
+
+
+def _signs(K: int, device: torch.device) -> Tensor:
     assert K & (K - 1) == 0, f"{K} is no power of two"
     row = torch.arange(K, device=device)[:, None]
     odd = _parity(row & row.T) ^ _parity(row & (row >> 1) & 0x5555)
