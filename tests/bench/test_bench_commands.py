@@ -31,6 +31,10 @@ def test_a_step_is_two_forwards_and_one_when_distilled(bench):
     assert bench("step", "--model", "tiny-distill", *size)["forwards"] == 1
 
 
+def test_a_tiny_model_is_measured_at_a_tiny_size(bench):
+    assert bench("step", "--model", "tiny-distill", "--blocks", 1)["geometry"] == "96x64x9"
+
+
 def test_decode_beside_diffusers(bench):
     result = bench("decode", "--tiny", "--geometry", "64x32x21", "--against", "diffusers")
     assert set(result["seconds"]) == {"diptych", "diffusers"}
