@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
-from packaging.version import Version
 from torch import Tensor
 
 GLUON_FIRST, GLUON_LAST = (3, 6), (3, 8)
@@ -110,7 +109,8 @@ def gluon_refusal() -> str | None:
         from triton.experimental import gluon  # noqa: F401
     except ImportError:
         return "Triton with Gluon is not installed"
-    version = Version(__version__).release[:2]
+    # 3.7rc1 is a version too, of which the digits count.
+    version = tuple(int(part[: len(part) - len(part.lstrip("0123456789"))]) for part in __version__.split(".")[:2])
     if not GLUON_FIRST <= version <= GLUON_LAST:
         first, last = (".".join(map(str, bound)) for bound in (GLUON_FIRST, GLUON_LAST))
         return f"Triton {__version__} is not one of {first} to {last}, whose Gluon the kernels are written in"
