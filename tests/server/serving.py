@@ -17,6 +17,9 @@ HERE = Path(__file__).parent
 TLS = ssl.create_default_context()
 """Made once: each client would load all certificates anew."""
 FAKE = "tests.server.fake_engine:load"
+ROOT = HERE.parent.parent
+PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""So that a server runs the code under test, also where another copy of it is the installed one."""
 _RUN = (
     "import sys; from diptych.server.main import serve; from diptych.server.settings import load; "
     "serve(load(sys.argv[2:]), sys.argv[1])"
@@ -29,7 +32,7 @@ class Serving:
     def __init__(self, state: Path, *flags: str, checkpoint: str = "fake", engine: str = FAKE, **env: str) -> None:
         self.state, self.flags, self.checkpoint, self.engine = state, flags, checkpoint, engine
         self.log = state.parent / f"{state.name}.log"
-        self.env = os.environ | {"PYTHONPATH": str(HERE.parent.parent), "OMP_NUM_THREADS": "1"} | env
+        self.env = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"} | env
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -56,7 +59,7 @@ class Serving:
         command = [sys.executable, "-c", _RUN, self.engine, self.checkpoint, "--port", "0"]
         command += ["--state-dir", str(self.state), "--drain-timeout", "0", *self.flags]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stderr=log, env=self.env, text=True, cwd=HERE.parent.parent)
+            self.process = subprocess.Popen(command, stderr=log, env=self.env, text=True, cwd=ROOT)
         deadline = time.monotonic() + 60
         while "http://" not in (text := self.log.read_text()):
             assert self.alive, self.log.read_text()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.server.fake_engine import FakeEngine
+from tests.server.serving import PATHS
 
 from diptych.errors import RequestError
 from diptych.media.clip import Clip
@@ -16,8 +17,6 @@ from diptych.request import ClipRequest
 from diptych.server.running.messages import Loading, Ready, Unloadable
 from diptych.server.running.process import EngineProcess
 from diptych.server.settings import load as load_settings
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Telling(FakeEngine):
@@ -43,7 +42,7 @@ def load(checkpoint: str, *, on_progress: Any = None, **options: Any) -> Telling
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DIPTYCH_TEST_NOTES", str(tmp_path / "notes"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PATHS)
     return tmp_path / "notes"
 
 
