@@ -116,6 +116,7 @@ def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path, diptych):
     (tmp_path / "p.jsonl").write_text("\ufeff" + "\r\n".join(lines), newline="")
     status, _, said = diptych(
         "generate", "--prompts", tmp_path / "p.jsonl", "--output-dir", tmp_path / "out", "--model", tiny_base, *SIZE,
+        "--quiet",
     )  # fmt: skip
     assert status == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0001.mp4", "0002.mp4"]
@@ -123,6 +124,9 @@ def test_many_clips_and_a_line_that_fails(tiny_base, tmp_path, diptych):
     assert "line 4:" in said
     for number in (6, 7, 8, 9, 10):
         assert f"line {number}: " in said, "numbers are those of the file"
+    summary = f"7 of 9 lines failed; the others are in {tmp_path / 'out'}"
+    assert said.splitlines()[-1] == summary, "failures are told, however quiet, and no name is broken"
+    assert "0001.mp4" not in said, "clips are not"
     assert "7 of 9 lines failed" in said
     assert "Traceback" not in said
     assert read_report(tmp_path / "out" / "0001.mp4")["request"]["prompt"] == "a red circle"

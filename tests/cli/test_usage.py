@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,17 @@ def test_no_range_is_left_to_typer():
 )
 def test_what_typer_itself_refuses(line, told, capsys, monkeypatch):
     assert refusal(capsys, monkeypatch, line.split()).startswith(told)
+
+
+@pytest.mark.parametrize("command", sorted({name for name, _ in commands(app)} - {"serve"}))
+def test_no_help_is_cut_off_in_a_terminal_of_80_columns(command, capsys, monkeypatch):
+    """A word that is wider than its column ends with an ellipsis; what it held nobody learns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["diptych", *command.split(), "--help"])
+    with pytest.raises(SystemExit):
+        run()
+    out, _ = capsys.readouterr()
+    assert "Usage: " in out and re.findall(r"\S+…", out) == []
 
 
 @pytest.mark.parametrize("line", ["", "bench", "client"])

@@ -38,10 +38,11 @@ class _Left(TextColumn):
 
 
 class Display:
-    """Context manager; call it with each `Progress`. Quiet: shows nothing."""
+    """Context manager; call it with each `Progress`. Quiet: tells what failed, and nothing else."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet)
+        self.console = Console(stderr=True)
+        self._quiet = quiet
         self._bars = Bars(
             TextColumn("{task.description:<15}"),
             BarColumn(bar_width=32),
@@ -80,7 +81,12 @@ class Display:
         self._tasks.clear()
 
     def say(self, sentence: str) -> None:
-        self.console.print(visible(sentence), highlight=False, markup=False)
+        if not self._quiet:
+            self.warn(sentence)
+
+    def warn(self, sentence: str) -> None:
+        """Of what failed while the rest goes on: also told where nobody wants to see progress."""
+        self.console.print(visible(sentence), highlight=False, markup=False, soft_wrap=True)
 
 
 def visible(text: str) -> str:

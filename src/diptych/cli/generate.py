@@ -67,7 +67,7 @@ def generate(
         str, _option("resident, or tables: its weights wait in host memory, same clip. Default: resident.")
     ] = "resident",
     cache: Annotated[
-        str | None, _option("Predict some forwards: NAME[:threshold,max_run,retention], such as magcache.")
+        str | None, _option("Predict some forwards, an approximation: taylor, magcache:0.24,2 … Default: none.")
     ] = None,
     pipefusion: Annotated[
         str | None, _option("With --layout pipeline=P: WARMUP,PATCHES, such as 2,8. An approximation.")
@@ -212,13 +212,13 @@ def _many(
                     continue
             except (UserError, RankError) as error:  # lost ranks are started anew
                 failed += 1
-                display.say(f"line {number}: {error}")
+                display.warn(f"line {number}: {error}")
                 if as_json:
                     print_json({"line": number, "error": str(error)})
                 continue
             _tell(made[0].report, path, display, as_json)
     if failed:
-        display.say(f"{failed} of {len(lines)} lines failed; the others are in {folder}")
+        display.warn(f"{failed} of {len(lines)} lines failed; the others are in {folder}")
     return failed
 
 
