@@ -80,6 +80,31 @@ def test_exact_blocks_and_steps_are_planned_told_and_in_the_command():
     assert row.index(" none ") + 5 == head.index(" offload") + 8, "columns stay under their names"
 
 
+def test_columns_stay_under_their_names_beside_a_long_layout():
+    lines = run("--gpus", "8xh100-80", "--geometry", "864x480x125").stdout.splitlines()
+    head = next(line for line in lines if line.startswith("layout "))
+    rows = [line for line in lines[lines.index(head) + 1 :] if line.startswith("cfg=2,")]
+    assert any(len(row.split()[0]) > 22 for row in rows)
+    assert {row.index(" none ") + 5 for row in rows[:6]} == {head.index(" offload") + 8}
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (("lite-distill", "8xT4", "64x64x5"), "cards stay idle: with more it would be less than 2% faster"),
+        (
+            ("pro", "4xH200", "864x480x121", "--layout", "ulysses=3"),
+            "1 of 4 cards stays idle: no way that fits takes more",
+        ),
+    ],
+    ids=["slower", "asked for"],
+)
+def test_it_says_why_cards_stay_idle(limits, why):
+    model, gpus, geometry, *more = limits
+    told = run("--model", model, "--gpus", gpus, "--geometry", geometry, *more).stdout
+    assert why in told
+
+
 def test_the_command_that_it_prints_asks_for_what_was_planned():
     def command(*arguments):
         lines = run("--gpus", "h200", *arguments).stdout.splitlines()

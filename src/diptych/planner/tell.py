@@ -9,7 +9,7 @@ from diptych.codecs.tiles import fused_cost, plan_tiles, released_cost
 from diptych.memory.budget import shown, written
 from diptych.memory.footprint import GIB
 from diptych.memory.precision import Precision
-from diptych.planner.choices import Choice, Plan
+from diptych.planner.choices import SAME, Choice, Plan
 from diptych.planner.cost import Forward, forward
 from diptych.planner.options import pick_bytes
 
@@ -107,7 +107,9 @@ def reasons(plan: Plan, choice: Choice) -> list[str]:
         said.append(f"tensor={layout.tensor}: each rank has a part of every product; only memory is won")
     idle = plan.machine.count - choice.cards
     if idle:
-        said.append(f"{idle} of {plan.machine.count} cards stay idle: with them it would not be faster")
+        more = any(c.cards > choice.cards and c.exact == choice.exact for c in plan.fitting)
+        why = f"with more it would be less than {SAME:.0%} faster" if more else "no way that fits takes more"
+        said.append(f"{idle} of {plan.machine.count} cards {'stays' if idle == 1 else 'stay'} idle: {why}")
     if not card.bfloat16:
         said.append(f"float16: {card.name} multiplies no bfloat16, and no fused kernel or flash attention runs on it")
     without = _without(plan, choice, offload="none", modulation="resident")
@@ -170,14 +172,15 @@ def table(choices: list[Choice], *, several: bool) -> list[str]:
     groups = f"{'groups':>7}" if several else ""
     total = f"{'all, s':>10}" if several else ""
     wide = max([10, *(len(str(c.setting.precision)) + 2 for c in choices)])
-    head = f"{'layout':22}{'precision':>{wide}}{'offload':>8}{'modulation':>11}{groups}{'s a clip':>10}{total}"
+    far = max([22, *(len(str(c.layout)) + 1 for c in choices)])
+    head = f"{'layout':{far}}{'precision':>{wide}}{'offload':>8}{'modulation':>11}{groups}{'s a clip':>10}{total}"
     lines = [f"{head}{'GiB first':>10}{'others':>7}{'host':>6}"]
     for c in choices:
         s = c.setting
         groups = f"{c.replicas:7}" if several else ""
         total = f"{c.total:10.1f}" if several else ""
         others = f"{c.others.peak / GIB:7.1f}" if c.layout.world > 1 else f"{'':7}"
-        how = f"{c.layout!s:22}{s.precision!s:>{wide}}{s.offload:>8}{s.modulation:>11}{groups}"
+        how = f"{c.layout!s:{far}}{s.precision!s:>{wide}}{s.offload:>8}{s.modulation:>11}{groups}"
         lines.append(f"{how}{c.seconds.total:10.1f}{total}{c.first.peak / GIB:10.1f}{others}{c.host / GIB:6.0f}")
     return lines
 
