@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -232,10 +233,14 @@ def test_a_poisoned_job_fails_alone(shared: Serving, prompt: str, code: str) -> 
     job = shared.until(bad, "failed")
     assert job["error"]["code"] == code
     assert str(shared.state) not in job["error"]["message"]
+    assert code != "stalled" or re.search(r"no progress for \d+ s ", job["error"]["message"])
     assert shared.until(good, "completed")["progress"] == 100
     with shared.client as client:
         answer = client.get(f"/v1/videos/{bad}/content")
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "generation_failed")
+    said = shared.log.read_text()
+    assert f"job {bad} failed ({code}) after" in said
+    assert "engine 0: the engine is loading (" in said and "loading (the engine" not in said
     assert not list((shared.state / "work").iterdir())
     assert not list((shared.state / "jobs" / bad).glob("a*"))
     assert processes_with(f"sleep\x00{LIFE}") == [], "what a hung engine started outlived it"

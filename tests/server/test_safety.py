@@ -154,6 +154,18 @@ def test_other_addresses_need_a_key_or_an_explicit_word() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "told"), [("--data-dir=x", "unrecognized arguments: --data-dir=x"), ("--port", "expected one argument")]
+)
+def test_a_flag_that_does_not_exist_is_refused_in_one_sentence(
+    capfd: pytest.CaptureFixture[str], flag: str, told: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(["x", flag])
+    assert told in str(refused.value) and str(refused.value).endswith("; diptych serve --help tells what there is.")
+    assert capfd.readouterr().err == "", "no list of every flag above it"
+
+
+@pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "::1", "fe80::1", "0.0.0.0", "::ffff:10.0.0.1"],
 )

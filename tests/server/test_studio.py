@@ -100,7 +100,11 @@ def test_cancel_stops_what_is_being_made(page: Any, serving: Serving) -> None:
     card = page.locator(".making", has_text="never")
     card.get_by_text("step", exact=False).first.wait_for()
     card.get_by_role("button", name="Cancel").click()
-    page.locator(".clip.stopped", has_text="never").wait_for()
+    ended = page.locator(".clip.stopped", has_text="never")
+    ended.wait_for()
+    page.set_viewport_size({"width": 360, "height": 800})
+    frame, words = (ended.locator(part).bounding_box() for part in (".frame", ".frame p"))
+    assert words["x"] - frame["x"] >= 8, "what happened to it does not touch the edge"
     with serving.client as client:
         jobs = client.get("/v1/videos").json()["data"]
     assert next(j for j in jobs if "never" in j["prompt"])["error"]["code"] == "cancelled"

@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import yaml
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -283,9 +283,16 @@ def load(arguments: list[str] | None = None, **values: Any) -> Settings:
         raise SettingsError(f"settings: {error}") from None
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its own way to refuse prints every flag, and the reason below them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; {self.prog} --help tells what there is.")
+
+
 def _parser() -> argparse.ArgumentParser:
     """One flag for each setting; lists repeat, switches have a --no- form. Values stay text: the model reads them."""
-    parser = argparse.ArgumentParser("diptych serve", description="Serve a checkpoint over HTTP, with a studio page.")
+    parser = _Parser("diptych serve", description="Serve a checkpoint over HTTP, with a studio page.")
     for name, info in Settings.model_fields.items():
         flag = "--" + name.replace("_", "-")
         more: dict[str, Any] = {"help": (info.description or "").replace("%", "%%"), "default": None}

@@ -77,9 +77,11 @@ class Outcomes:
             return
         self.metrics.requests.labels(now.status, "i2va" if now.spec["image"] else "t2va").inc()
         self.metrics.latency.observe(max((now.completed_ms or 0) - now.created_ms, 0) / 1000)
+        why = ""
         if now.error is not None:
+            why = f" ({now.error['code']})"
             self.metrics.failed.labels(now.error["code"]).inc()
-        log.info("job %s %s after %.2f s", now.id, now.status, seconds)
+        log.info("job %s %s%s after %.2f s", now.id, now.status, why, seconds)
 
     def _end(self, job: Job, reason: dict[str, Any]) -> None:
         """To `failed`, unless the job was to be deleted: then its files go after its record."""

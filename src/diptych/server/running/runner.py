@@ -197,7 +197,8 @@ class Runner(threading.Thread):
                     log.error("job %s stalled in %s", job.id, tracker.stage)
                     self._lost()
                     process.end()
-                    self.outcomes.fail(job, "stalled", "The engine made no progress for too long and was restarted.")
+                    why = f"The engine made no progress for {tracker.limit:.0f} s and was restarted."
+                    self.outcomes.fail(job, "stalled", why)
                     usable = False
                     break
                 elif stopping is not None and self.closing.is_set() and now - stopping > LAST_WAIT:
@@ -302,7 +303,8 @@ class Runner(threading.Thread):
     def _become(self, state: str, reason: str) -> None:
         if (state, reason) != (self.state, self.reason):
             level = logging.DEBUG if {state, self.state} == {"ready", "busy"} else logging.INFO
-            log.log(level, "engine %d: %s%s", self.index, state, f" ({reason})" if reason else "")
+            told = reason if state == "loading" else f"{state} ({reason})" if reason else state
+            log.log(level, "engine %d: %s", self.index, told)
         known, self.state, self.reason = self.state, state, reason
         if {known, state} == {"ready", "busy"}:
             return  # to other hosts both are ready
