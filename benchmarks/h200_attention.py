@@ -15,7 +15,8 @@ import torch
 from diptych.attention import exponents
 from diptych.attention import kernels as attention_kernels
 from diptych.bench.forward import relative
-from h200_common import DEVICE, SIZE, TINY, ms, randn, wait
+from diptych.bench.timing import once
+from h200_common import DEVICE, SIZE, TINY, ms, randn
 
 TILES = {64: ((128, 3), (128, 4), (128, 6), (64, 4)), 128: ((64, 2), (64, 3), (64, 4))}
 
@@ -87,18 +88,12 @@ def _watched(call: Callable[[], object], seconds: float) -> dict[str, float]:
         while not over.wait(0.05):
             seen.append((torch.cuda.clock_rate(), torch.cuda.power_draw()))
 
-    call()
-    wait()
+    once(call, DEVICE)  # compiles
     watcher = threading.Thread(target=watch)
     watcher.start()
     took, begun = [], time.perf_counter()
     while time.perf_counter() - begun < seconds:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        took.append(start.elapsed_time(end))
+        took.append(once(call, DEVICE) * 1e3)
     over.set()
     watcher.join()
     clock, milliwatts = (statistics.fmean(part) for part in zip(*seen[len(seen) // 2 :], strict=True))
