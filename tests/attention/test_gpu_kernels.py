@@ -14,6 +14,8 @@ from diptych.attention import merge as merging
 from diptych.attention.kernels import need_of
 from diptych.attention.place import Place
 from diptych.attention.plan import Plan
+from diptych.attention.queries import Queries
+from diptych.model import ops
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
@@ -149,6 +151,37 @@ def test_scores_with_a_bound(K, B, queries, keys, H) -> None:
     assert torch.equal(kernel(q, k, v, bound=20.0), out)
     many = torch.cat([v.new_full((B, 7, H, K), float("nan")), v], 1)[:, 7:]  # a view that starts in the middle
     assert torch.equal(kernel(q, k, many, bound=20.0), out)
+
+
+@needs_bounded
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize(
+    ("B", "queries", "keys", "H"),
+    [(1, 1, 1, 1), (2, 65, 1, 2), (1, 3, 200, 5), (2, 130, 128, 3), (1, 5000, 129, 32), (1, 51_840, 225, 7)],
+)
+def test_few_keys(K, B, queries, keys, H) -> None:
+    """Queries finished here or by the kernel; results in both dtypes; rows beyond the last are not written."""
+    q, k, v, exact_q = with_factor(B, queries, keys, H, K)
+    kernel = KERNELS_BY_NAME["bounded-short"]
+    expected = tuple(x.cpu() for x in attention(exact_q, k, v))
+    out = kernel(q, k, v, bound=20.0)
+    assert_close(out.cpu(), None, expected, v, torch.bfloat16)
+    many = torch.cat([v.new_full((B, 7, H, K), float("nan")), v], 1)[:, 7:]
+    assert torch.equal(kernel(q, k, many, bound=20.0), out)
+    assert torch.equal(kernel(q[:, :, :1], k[:, :, :1], v[:, :, :1], bound=20.0), out[:, :, :1]), "a head alone"
+
+    draw = torch.Generator("cuda").manual_seed(1)
+    raw = (3 * torch.randn(q.shape, device="cuda", generator=draw)).bfloat16()
+    weight = (1 + 0.3 * torch.randn(K, device="cuda", generator=draw)).bfloat16()
+    made = ops.norm_rotate(raw, weight, None, scale=exponents.factor(K))
+    want = kernel(made, k, v, bound=40.0)
+    queries_ = Queries(raw, weight, exponents.factor(K), ops.RMS_NORM_EPS)
+    fused = kernel(queries_, k, v, bound=40.0)
+    assert float((fused.float() - want.float()).norm() / want.float().norm()) < 1e-3, "a sum in another order"
+    scale = ops.common_scale(v)
+    eight = kernel(queries_._replace(fp8_scale=scale), k, v, bound=40.0)
+    assert eight.dtype == torch.float8_e4m3fn
+    torch.testing.assert_close(eight.float() * scale, fused.float(), rtol=2.0**-4 + 2.0**-8, atol=float(scale) / 512)
 
 
 @needs_bounded

@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from diptych.attention import bounded_kernel, merge_kernel
+from diptych.attention import bounded_kernel, merge_kernel, short_kernel
 from diptych.attention import quantise as attention
 from diptych.codecs import conv3d, group_norm
 from diptych.model.kernels import adaln, quantise, rotate
@@ -94,7 +94,7 @@ CASES = {
         {"x_ptr": HALF, "signs_ptr": HALF, "out_ptr": "*i8", "scale_ptr": WIDE}
         | integers("batch_stride token_stride S")
         | {"root": "fp32"},
-        {"H": 32, "K": 128, "ROWS": 64},
+        {"H": 32, "K": 128, "ROWS": 64, "HEADS": 8},
         4,
     ),
     "moments": (
@@ -142,8 +142,26 @@ def bounded(K: int, int8: bool) -> dict[str, int]:
         kind, dtype = ("i8", gl.int8) if int8 and name != "v_desc" else ("bf16", gl.bfloat16)
         arguments[name] = f"tensordesc<{kind}[{rows}, {K}],{bounded_kernel.layout(rows, K, dtype)!r}>"
     arguments |= pointers(fp32="q_scale_ptr k_scale_ptr", bf16="out_ptr") | {"lse_ptr": WIDE} | integers("Q S H")
-    arguments |= dict.fromkeys(constants, "constexpr")
-    source = GluonASTSource(bounded_kernel._bounded_attention, arguments, constants, {})
+    return gluon(bounded_kernel._bounded_attention, arguments, constants)
+
+
+def short(K: int, normalises: bool, fp8: bool) -> dict[str, int]:
+    """Attention to few keys, for heads of K."""
+    keys, rows = short_kernel.KEYS.value, short_kernel.ROWS.value
+    constants = {"K": K, "SLOTS": short_kernel.HELD // (K * keys), "NORM": normalises, "FP8": fp8}
+    kinds = {"q_desc": (rows, "bf16"), "k_desc": (keys, "bf16"), "v_desc": (keys, "bf16")}
+    kinds["out_desc"] = (rows, "fp8e4nv" if fp8 else "bf16")
+    types = {"bf16": gl.bfloat16, "fp8e4nv": gl.float8e4nv}
+    arguments = {
+        name: f"tensordesc<{kind}[{height}, {K}],{bounded_kernel.layout(height, K, types[kind])!r}>"
+        for name, (height, kind) in kinds.items()
+    }
+    arguments |= {"weight_ptr": HALF, "fp8_scale_ptr": WIDE, "scale": "fp32", "eps": "fp32"} | integers("Q S each")
+    return gluon(short_kernel._bounded_short_attention, arguments, constants)
+
+
+def gluon(function, arguments: dict[str, str], constants: dict[str, object]) -> dict[str, int]:
+    source = GluonASTSource(function, arguments | dict.fromkeys(constants, "constexpr"), constants, {})
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     return told(result.asm["ptx"])
 
@@ -169,4 +187,6 @@ if __name__ == "__main__":
     made = {name: compiled(*case) for name, case in CASES.items()}
     made |= {f"bounded attention, heads of {K}": bounded(K, False) for K in bounded_kernel.TILES}
     made |= {f"bounded attention in int8, heads of {K}": bounded(K, True) for K in bounded_kernel.TILES_INT8}
+    made |= {f"bounded attention to few keys, heads of {K}": short(K, False, False) for K in (64, 128)}
+    made |= {f"bounded attention to few keys that normalises, heads of {K}": short(K, True, True) for K in (64, 128)}
     print(json.dumps(made))

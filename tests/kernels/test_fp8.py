@@ -7,14 +7,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from diptych.attention import LocalAttend
+from diptych.attention import LocalAttend, kernels
 from diptych.bench.forward import forward_call, relative
 from diptych.bench.geometry import Geometry, random_inputs, random_transformer
 from diptych.memory import fp8
-from diptych.model import plain
+from diptych.model import layers, plain
 from diptych.model.config import TINY
 from diptych.model.fp8 import Fp8Linear
 from diptych.model.kernels import adaln, quantise
+from few_keys import FewKeys
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
@@ -114,7 +115,7 @@ def test_only_products_on_video_tokens_are_quantised():
     assert layers == {f"visual_transformer_blocks.1.{path}" for path in fp8.VIDEO_LINEARS}
 
 
-def test_a_quantised_forward_stays_close():
+def test_a_quantised_forward_stays_close(monkeypatch):
     if DEVICE.type == "cuda":
         pytest.skip("widths of 80 and 48 are too odd for the fp8 products of a GPU; the benchmark measures real ones")
     model = random_transformer(TINY, DEVICE, torch.float32)
@@ -123,5 +124,15 @@ def test_a_quantised_forward_stays_close():
     call = forward_call(model, inputs, geometry, LocalAttend())
     want = call()[0]
     fp8.quantise(model)
-    error = relative(call()[0], want)
+    quantised = call()[0]
+    error = relative(quantised, want)
     assert 1e-4 < error < 6e-2, "it is quantised, and not broken"
+    few = FewKeys()
+    monkeypatch.setattr(kernels, "KERNELS", few.kernels)
+    monkeypatch.setattr(layers, "bounds_pay", lambda *_: True)
+    got = call()[0]
+    assert [q.fp8_scale is not None for q in few.seen] == TINY.num_visual_blocks * [True, False, False, True], (
+        "to the text and to the sound, where the layer behind takes fp8; not the queries of the sound"
+    )
+    assert not torch.equal(got, quantised), "one scale for all rows is another than one each"
+    assert relative(got, want) < 1.1 * error, "and no worse"

@@ -6,10 +6,11 @@ import pytest
 import torch
 from diffusers import Kandinsky6Transformer3DModel
 
-from diptych.attention import LocalAttend, Role, exponents
+from diptych.attention import LocalAttend, Role, exponents, kernels
 from diptych.model import layers
 from diptych.model.config import TINY, TransformerConfig
 from diptych.model.transformer import Modulations, Transformer
+from few_keys import FewKeys
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -62,12 +63,18 @@ class Watching(LocalAttend):
         return super().__call__(role, *tensors, bound=bound)
 
 
-@pytest.mark.parametrize("bounded", [False, True], ids=["kernels scale", "queries carry the scale"])
+@pytest.mark.parametrize("bounded", [False, True, "few"], ids=["kernels scale", "queries carry the scale", "few keys"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_one_velocity_equals_diffusers(pair, case, bounded, monkeypatch):
-    """Where a kernel asks for scores with a bound, every attention multiplies its queries beforehand, and says it."""
+    """Where a kernel asks for scores with a bound, every attention multiplies its queries beforehand, and says it.
+
+    "few keys": a kernel that finishes queries itself takes what is without a mask and has keys of another sequence.
+    """
     reference, model = pair
-    monkeypatch.setattr(layers, "bounds_pay", lambda *_: bounded)
+    monkeypatch.setattr(layers, "bounds_pay", lambda *_: bool(bounded))
+    few = FewKeys()
+    if bounded == "few":
+        monkeypatch.setattr(kernels, "KERNELS", few.kernels)
     B, T, Y, X, A, L, tail, mask = (
         {"B": 1, "T": 2, "Y": 4, "X": 6, "A": 5, "L": 9, "tail": False, "mask": False} | case
     ).values()
@@ -92,6 +99,10 @@ def test_one_velocity_equals_diffusers(pair, case, bounded, monkeypatch):
 
     assert {type(bound) for bound in attend.bounds} == {float if bounded else type(None)}
     assert all(0 < bound < exponents.MOST for bound in attend.bounds if bounded)
+    blocks = c.num_visual_blocks
+    unfinished = [q.weight_K is not None for q in few.seen]
+    assert unfinished.count(True) == (0 if bounded != "few" or mask else (2 if A else 1) * blocks), "to the text"
+    assert unfinished.count(False) == (2 * blocks if bounded == "few" and A else 0), "rotated, to each other"
     assert expected[0].abs().max() > 1, "the reference must say something"
     torch.testing.assert_close(got[0], expected[0], atol=1e-5, rtol=0)
     if A:

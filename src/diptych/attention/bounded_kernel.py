@@ -33,6 +33,7 @@ from diptych.attention.int8 import Rounded
 GROUPS = gl.constexpr(3)
 ROWS = gl.constexpr(64)
 LN_2 = gl.constexpr(0.6931471805599453)
+KINDS = {torch.bfloat16: gl.bfloat16, torch.int8: gl.int8, torch.float8_e4m3fn: gl.float8e4nv}
 
 
 class Tile(NamedTuple):
@@ -49,7 +50,7 @@ TILES_INT8 = {128: Tile(64, 4)}
 
 
 @gluon.jit
-def _weights(s, scale, first, S, MASKED: gl.constexpr, INT8: gl.constexpr, LAYOUT: gl.constexpr):
+def weights_of(s, scale, first, S, MASKED: gl.constexpr, INT8: gl.constexpr, LAYOUT: gl.constexpr):
     """2^s. Keys from S on weigh nothing. INT8: s are whole, times scale."""
     if INT8:
         s = s.to(gl.float32) * scale
@@ -60,13 +61,13 @@ def _weights(s, scale, first, S, MASKED: gl.constexpr, INT8: gl.constexpr, LAYOU
 
 
 @gluon.jit
-def _sums(e):
+def sums_of(e):
     """Of each row four sums, each of what one thread holds: threads need not exchange theirs before the last tile."""
     return gl.sum(gl.sum(e.reshape((e.shape[0], e.shape[1] // 8, 4, 2)), 3), 1)
 
 
 @gluon.jit
-def _rounded(e, OPERAND: gl.constexpr):
+def to_operand(e, OPERAND: gl.constexpr):
     """To bf16, as the left side of a product. In assembly, or LLVM moves the conversion to where the products run and
     the assembler then runs those one by one."""
     half = gl.inline_asm_elementwise(
@@ -103,9 +104,9 @@ def _attend(
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    e = _weights(s, scale, (tiles - 1) * KEYS, S, True, INT8, SCORES)
-    total = _sums(e)
-    weights = _rounded(e, OPERAND)
+    e = weights_of(s, scale, (tiles - 1) * KEYS, S, True, INT8, SCORES)
+    total = sums_of(e)
+    weights = to_operand(e, OPERAND)
     if INT8:
         scale = q_scale * gl.load(scales)
     before = 0
@@ -119,11 +120,11 @@ def _attend(
         if INT8:  # of the next tile, so that none waits for it
             following = q_scale * gl.load(scales + tile)
         s = warpgroup_mma_wait(1, deps=(s,))
-        e = _weights(s, scale, 0, S, False, INT8, SCORES)
-        total = total + _sums(e)
+        e = weights_of(s, scale, 0, S, False, INT8, SCORES)
+        total = total + sums_of(e)
         out, weights, e, total = warpgroup_mma_wait(0, deps=(out, weights, e, total))
         mbarrier.arrive(done.index(before), count=1)
-        weights = _rounded(e, OPERAND)
+        weights = to_operand(e, OPERAND)
         scale = following
         before = stage
         wraps = stage == STAGES - 1  # counted on here, while exponentials are taken, not where a product waits for it
@@ -248,7 +249,7 @@ def _launch(
     for b in range(B):
         q_scale, k_scale = (out, out) if scales is None else (scales[0][b], scales[1][b])
         _bounded_attention[triton.cdiv(Q, GROUPS.value * ROWS.value), H](
-            _described(q_BSHK[b], ROWS.value), _described(k_BSHK[b], tile.keys), _described(v_BSHK[b], tile.keys),
+            described(q_BSHK[b], ROWS.value), described(k_BSHK[b], tile.keys), described(v_BSHK[b], tile.keys),
             q_scale, k_scale, out[b], sums[b] if lse else out, Q, S, H,
             KEYS=tile.keys, K=K, STAGES=tile.stages, LSE=lse, INT8=scales is not None, num_warps=4,
         )  # fmt: skip
@@ -273,9 +274,8 @@ def _shapes_int8(
     return _empty(q_BSHK, lse)
 
 
-def _described(x_SHK: Tensor, rows: int) -> TensorDescriptor:
+def described(x_SHK: Tensor, rows: int) -> TensorDescriptor:
     """Tokens as rows of all heads' channels, read `rows` tokens and one head at a time."""
     S, H, K = x_SHK.shape
     x_SHK = x_SHK.contiguous()
-    kind = gl.int8 if x_SHK.dtype == torch.int8 else gl.bfloat16
-    return TensorDescriptor(x_SHK, [S, H * K], [H * K, 1], [rows, K], layout(rows, K, kind))
+    return TensorDescriptor(x_SHK, [S, H * K], [H * K, 1], [rows, K], layout(rows, K, KINDS[x_SHK.dtype]))

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from diptych.attention.queries import Queries
+
 GLUON_FIRST, GLUON_LAST = (3, 6), (3, 8)
 """Versions of Triton: what torch 2.11 to 2.14 bring. Both ends are compiled by tests or were run."""
 MASKED = -1e30
@@ -94,6 +96,20 @@ def bounded(
     from diptych.attention import bounded_kernel
 
     return bounded_kernel.attention(q_BSHK, k_BSHK, v_BSHK, lse)
+
+
+def bounded_short(
+    q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """The same for few keys, which it holds."""
+    return bounded_short_fused(Queries(q_BSHK), k_BSHK, v_BSHK), None
+
+
+def bounded_short_fused(q: Queries, k_BSHK: Tensor, v_BSHK: Tensor) -> Tensor:
+    """With what is still to be done to the queries, and to what comes out."""
+    from diptych.attention import short_kernel
+
+    return short_kernel.attention(q, k_BSHK, v_BSHK)
 
 
 def has_gluon(device: torch.device) -> bool:

@@ -74,7 +74,7 @@ def rounded_plainly(x_BSHK: Tensor) -> Rounded:
     turned = x_BSHK.float() @ signs(K, x_BSHK.device).float()
     blocks = pad(turned, (0, 0, 0, 0, 0, -S % TOKENS)).unflatten(1, (-1, TOKENS))
     scale = blocks.abs().amax((2, 4), keepdim=True).clamp_min(LEAST) / LARGEST
-    values = (blocks / scale + 0.5).floor().clamp(-LARGEST, LARGEST).flatten(1, 2)[:, :S].to(torch.int8)
+    values = (blocks / scale).round().clamp(-LARGEST, LARGEST).flatten(1, 2)[:, :S].to(torch.int8)
     return Rounded(values, scale[:, :, 0, :, 0].transpose(1, 2) / math.sqrt(K))
 
 

@@ -19,6 +19,8 @@ from diptych.attention import exponents
 from diptych.attention.cores import (
     Core,
     bounded,
+    bounded_short,
+    bounded_short_fused,
     cpu_flash,
     cuda_cudnn,
     cuda_efficient,
@@ -31,6 +33,7 @@ from diptych.attention.cores import (
     math,
 )
 from diptych.attention.int8 import bounded_int8
+from diptych.attention.queries import HELD, Queries, made
 from diptych.attention.roles import Role
 from diptych.errors import KernelError
 
@@ -41,7 +44,7 @@ NO_KEY = -1e30
 """The log-sum-exp of a query without any visible key: weight 0 beside every other, and no NaN beside its like."""
 
 KernelName = Literal[
-    "auto", "bounded", "bounded-int8", "fa3", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"
+    "auto", "bounded", "bounded-short", "bounded-int8", "fa3", "sdpa-cudnn", "sdpa-flash", "sdpa-efficient", "sdpa-math"
 ]
 
 
@@ -70,7 +73,9 @@ class Kernel:
     least: fewest queries and keys, where there are any; usable: whether this very device has what the kernel needs.
     best_from: fewest keys with which it is the fastest; with fewer, `"auto"` prefers the next that can.
     best_queries: the same of queries.
+    held: most channels of one head's keys together, where all of them are held at once.
     bounded: it needs scores that are exponents of two, the largest at most `exponents.MOST`.
+    fused: the same of `Queries`, without mask and log-sum-exp; None: it takes them `made()`.
     exact: False for an approximation, which `"auto"` never takes, and for which the exact ones stand in.
     """
 
@@ -86,7 +91,9 @@ class Kernel:
     least: int = 0
     best_from: int = 0
     best_queries: int = 0
+    held: int | None = None
     bounded: bool = False
+    fused: Callable[[Queries, Tensor, Tensor], Tensor] | None = None
     exact: bool = True
     usable: Callable[[torch.device], bool] | None = None
 
@@ -108,6 +115,8 @@ class Kernel:
             return f"takes head sizes up to {self.head_dim_max}, not {need.head_dim}"
         if 0 < min(need.queries, need.keys) < self.least:
             return f"needs at least {self.least} queries and keys"
+        if self.held is not None and need.keys * need.head_dim > self.held:
+            return f"holds {self.held // need.head_dim} keys, not {need.keys}"
         if self.bounded and need.bound is None:
             return "needs scores with a known bound"
         if self.bounded and need.bound is not None and need.bound > exponents.MOST:
@@ -122,14 +131,19 @@ class Kernel:
 
     def __call__(
         self,
-        q_BSHK: Tensor,
+        q_BSHK: Tensor | Queries,
         k_BSHK: Tensor,
         v_BSHK: Tensor,
         key_mask_BS: Tensor | None = None,
         *,
         bound: float | None = None,
     ) -> Tensor:
-        """Attention, (B, S of q, H, K) in the dtype of q."""
+        """Attention, (B, S of q, H, K) in the dtype of q, or as `Queries` allow."""
+        if isinstance(q_BSHK, Queries) and self.fused is not None and q_BSHK.x_BSHK.numel() and k_BSHK.numel():
+            refusal = self.refusal(need_of(q_BSHK, k_BSHK, key_mask_BS, False, bound))
+            assert refusal is None, f"kernel {self.name} {refusal}"
+            return self.fused(q_BSHK, k_BSHK, v_BSHK)
+        q_BSHK = made(q_BSHK)
         out_BSHK, _ = self._run(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, False, bound)
         return out_BSHK
 
@@ -173,8 +187,11 @@ class Kernel:
         return out_BSHK, lse_BSH if lse_BSH is None else lse_BSH.to(lse_dtype)
 
 
-def need_of(q_BSHK: Tensor, k_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, bound: float | None = None) -> Need:
+def need_of(
+    q: Tensor | Queries, k_BSHK: Tensor, key_mask_BS: Tensor | None, lse: bool, bound: float | None = None
+) -> Need:
     """What a call with these tensors asks for."""
+    q_BSHK = q.x_BSHK if isinstance(q, Queries) else q
     grouped = q_BSHK.shape[2] != k_BSHK.shape[2]
     _, S, _, K = q_BSHK.shape
     return Need(q_BSHK.device, q_BSHK.dtype, K, S, k_BSHK.shape[1], grouped, key_mask_BS is not None, lse, bound)
@@ -204,6 +221,11 @@ def bounds_pay(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether a kernel here asks for scores with a bound, so that whoever makes queries should say one."""
     need = Need(device, dtype, head_dim, 2**16, 2**16, grouped=False, masked=False, lse=False, bound=0.0)
     return any(kernel.bounded and kernel.refusal(need) is None for kernel in KERNELS)
+
+
+def fuses(need: Need) -> bool:
+    """Whether the kernel that `"auto"` takes makes something of `Queries`."""
+    return pick("auto", need).fused is not None
 
 
 def check_name(name: str) -> None:
@@ -276,6 +298,22 @@ KERNELS: tuple[Kernel, ...] = (
         head_dim_max=128,
         bounded=True,
         exact=False,
+        usable=has_gluon,
+    ),
+    Kernel(
+        "bounded-short",
+        "cuda",
+        (torch.bfloat16,),
+        bounded_short,
+        mask=False,
+        lse=False,
+        grouped=False,
+        head_dim_step=64,
+        head_dim_max=128,
+        best_queries=4096,  # with fewer the time to start it is what counts, and cuDNN starts sooner
+        held=HELD,
+        bounded=True,
+        fused=bounded_short_fused,
         usable=has_gluon,
     ),
     *_FA3,

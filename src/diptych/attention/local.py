@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from diptych.attention.kernels import KERNELS, check_name, need_of, pick
+from diptych.attention.queries import Queries
 from diptych.attention.roles import Role
 
 
@@ -33,14 +34,14 @@ class LocalAttend:
     def __call__(
         self,
         role: Role,
-        q_BSHK: Tensor,
+        q_BSHK: Tensor | Queries,
         k_BSHK: Tensor,
         v_BSHK: Tensor,
         key_mask_BS: Tensor | None = None,
         *,
         bound: float | None = None,
     ) -> Tensor:
-        """Attention, (B, S of q, H, K) in the dtype of q; see `Attend`."""
+        """Attention, (B, S of q, H, K) in the dtype of q, or as `Queries` allow; see `Attend`."""
         kernel = pick(self.kernels[role], need_of(q_BSHK, k_BSHK, key_mask_BS, lse=False, bound=bound))
         return kernel(q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)
 

@@ -12,27 +12,31 @@ from torch import Tensor
 from diptych.attention.int8 import LARGEST, LEAST, TOKENS
 
 MOST, TINY = tl.constexpr(float(LARGEST)), tl.constexpr(LEAST)
+ONES = tl.constexpr(1.5 * 2**23)
 
 
 @triton.jit(do_not_specialize=["S", "root"])
 def _blocks(
     x_ptr, signs_ptr, out_ptr, scale_ptr, batch_stride, token_stride, S, root,
-    H: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    block, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    block, first, b = tl.program_id(0), tl.program_id(1) * HEADS, tl.program_id(2).to(tl.int64)
     channels = tl.arange(0, K)
     token = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = (token < S)[:, None]
-    x = tl.load(
-        x_ptr + b * batch_stride + token[:, None] * token_stride + head * K + channels[None, :], mask=inside, other=0.0
-    )
     signs = tl.load(signs_ptr + channels[:, None] * K + channels[None, :])
-    turned = tl.dot(x, signs.to(x.dtype))
-    largest = tl.maximum(tl.max(tl.max(tl.abs(turned), axis=1), axis=0), TINY)
-    values = tl.floor(turned * (MOST / largest) + 0.5)
-    values = tl.minimum(tl.maximum(values, -MOST), MOST)
-    tl.store(out_ptr + ((b * S + token)[:, None] * H + head) * K + channels[None, :], values.to(tl.int8), mask=inside)
-    tl.store(scale_ptr + (b * H + head) * tl.num_programs(0) + block, largest / (MOST * root))
+    for head in range(first, first + HEADS):
+        x = tl.load(
+            x_ptr + b * batch_stride + token[:, None] * token_stride + head * K + channels[None, :],
+            mask=inside, other=0.0,
+        )  # fmt: skip
+        turned = tl.dot(x, signs.to(x.dtype))
+        largest = tl.maximum(tl.max(tl.max(tl.abs(turned), axis=1), axis=0), TINY)
+        # Added to a number whose last place counts ones, a value is rounded, and stands in the lowest bits.
+        bits = (turned * (MOST / largest) + ONES).to(tl.int32, bitcast=True)
+        at = ((b * S + token)[:, None] * H + head) * K + channels[None, :]
+        tl.store(out_ptr + at, bits.to(tl.int8), mask=inside)
+        tl.store(scale_ptr + (b * H + head) * tl.num_programs(0) + block, largest / (MOST * root))
 
 
 def blocks(x_BSHK: Tensor, signs_KK: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,8 +47,9 @@ def blocks(x_BSHK: Tensor, signs_KK: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.empty((B, S, H, K), dtype=torch.int8, device=x_BSHK.device)
     count = triton.cdiv(S, TOKENS)
     scale = torch.empty((B, H, count), dtype=torch.float32, device=x_BSHK.device)
-    _blocks[(count, H, B)](
+    heads = math.gcd(H, 8)  # that share what a program reads of the signs: 0.19 for 0.26 ms on an H200
+    _blocks[(count, H // heads, B)](
         x_BSHK, signs_KK, out, scale, x_BSHK.stride(0), x_BSHK.stride(1), S, math.sqrt(K),
-        H=H, K=K, ROWS=TOKENS, num_warps=4,
+        H=H, K=K, ROWS=TOKENS, HEADS=heads, num_warps=4,
     )  # fmt: skip
     return out, scale

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from diptych.attention.roles import Attend, Role
 from diptych.model.config import TransformerConfig
-from diptych.model.fp8 import Fp8Linear
+from diptych.model.fp8 import takes_rows
 from diptych.model.layers import Attention, FeedForward, Modulation
 from diptych.model.ops import (
     Rope,
@@ -85,7 +85,7 @@ class FusedBlock(nn.Module):
     @property
     def fp8(self) -> bool:
         """Whether the products on video tokens are quantised; all of a block are, or none."""
-        return isinstance(self.va_cross_attention.to_query, Fp8Linear)
+        return takes_rows(self.va_cross_attention.to_query)
 
     def modulations(self, time_video: Tensor, time_audio: Tensor | None) -> BlockModulation:
         """All that this block takes from the time vectors; with `fix_modulation` each stream uses its own."""

@@ -60,3 +60,8 @@ class Fp8Linear(nn.Module):
             )
         out = (values_MK.float() @ self.weight.float().t()) * scale_M1 * self.weight_scale
         return (out if self.bias is None else out + self.bias.float()).to(self.dtype)
+
+
+def takes_rows(layer: nn.Module) -> bool:
+    """Whether this layer quantises what it is given, so that whoever makes that may do it."""
+    return isinstance(layer, Fp8Linear)

@@ -10,10 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diptych.attention import exponents
-from diptych.attention.kernels import bounds_pay
+from diptych.attention.kernels import bounds_pay, fuses, need_of
+from diptych.attention.queries import Queries
 from diptych.attention.roles import Attend, Role
-from diptych.model.fp8 import Fp8Linear
-from diptych.model.ops import LAYER_NORM_EPS, Rope, Rows, gelu, gelu_rows, norm_rotate, norm_rotate_pair
+from diptych.model.fp8 import takes_rows
+from diptych.model.ops import (
+    LAYER_NORM_EPS,
+    RMS_NORM_EPS,
+    Rope,
+    Rows,
+    common_scale,
+    gelu,
+    gelu_rows,
+    norm_rotate,
+    norm_rotate_pair,
+)
 
 
 class Linear32(nn.Linear):
@@ -146,7 +157,7 @@ class FeedForward(nn.Module):
         return out
 
     def _of(self, x: Tensor | Rows) -> Tensor:
-        out: Tensor = self.net[2](self.net[0](x, rows=isinstance(self.net[2], Fp8Linear)))
+        out: Tensor = self.net[2](self.net[0](x, rows=takes_rows(self.net[2])))
         return out
 
 
@@ -182,24 +193,46 @@ class Attention(nn.Module):
         rope_k: Rope | None = None,
         key_mask: Tensor | None = None,
     ) -> Tensor:
-        source = x if source is None else source
         shape = (-1, self.head_dim)
-        q, k = self.to_query(x).unflatten(-1, shape), self.to_key(source).unflatten(-1, shape)
+        q = self.to_query(x).unflatten(-1, shape)
+        k, v = (layer(x if source is None else source).unflatten(-1, shape) for layer in (self.to_key, self.to_value))
         # The kernels that ask for a bound have no gradient.
         asked = bounds_pay(q.device, q.dtype, self.head_dim) and not self._trains(q, k)
         bound = self.bound() if asked else None
         scale = 1.0 if bound is None else exponents.factor(self.head_dim)
-        if rope_q is rope_k:
+        queries: Tensor | Queries
+        if source is None:
             weights = self.query_norm.weight, self.key_norm.weight
-            q, k = norm_rotate_pair(q, k, *weights, rope_q, q_scale=scale, own=True)
+            assert rope_q is rope_k, "the tokens are the same, and so are their positions"
+            queries, k = norm_rotate_pair(q, k, *weights, rope_q, q_scale=scale, own=True)
         else:
-            q = norm_rotate(q, self.query_norm.weight, rope_q, scale=scale, own=True)
             k = norm_rotate(k, self.key_norm.weight, rope_k, own=True)
-        v = self.to_value(source).unflatten(-1, shape)
-        attended = attend(self.role, q, k, v, key_mask, bound=bound).flatten(-2)
-        del q, k, v
+            fused = bound is not None and fuses(need_of(q, k, key_mask, lse=False, bound=bound))
+            queries = self._queries(q, rope_q, scale, v if fused else None)
+        del q
+        attended: Tensor | Rows
+        attended = attend(self.role, queries, k, v, key_mask, bound=bound).flatten(-2)
+        if isinstance(queries, Queries) and attended.dtype == torch.float8_e4m3fn:
+            assert queries.fp8_scale is not None
+            scale_BS1 = queries.fp8_scale.expand(*attended.shape[:-1], 1).contiguous()
+            attended = Rows(attended, scale_BS1)
+        del queries, k, v
         out: Tensor = self.out_layer(attended)
         return out
+
+    def _queries(self, q: Tensor, rope: Rope | None, scale: float, v: Tensor | None) -> Tensor | Queries:
+        """v: the values, where the kernel makes something of `Queries`."""
+
+        def normed() -> Tensor:
+            return norm_rotate(q, self.query_norm.weight, rope, scale=scale, own=True)
+
+        if v is None:
+            return normed()
+        # An average of values is no larger than the largest of them.
+        fp8_scale = common_scale(v) if takes_rows(self.out_layer) else None
+        if rope is not None:
+            return Queries(normed(), fp8_scale=fp8_scale)
+        return Queries(q, self.query_norm.weight, scale, RMS_NORM_EPS, normed, fp8_scale)
 
     def _trains(self, q: Tensor, k: Tensor) -> bool:
         """Whether a gradient of what this computes is wanted: by what comes in, or by a weight of its own."""

@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diptych.model import plain
-from diptych.model.plain import LAYER_NORM_EPS, RMS_NORM_EPS, Rope, Rows
+from diptych.model.plain import LAYER_NORM_EPS, RMS_NORM_EPS, Rope, Rows, common_scale
 
 __all__ = [
     "LAYER_NORM_EPS",
     "RMS_NORM_EPS",
     "Rope",
     "Rows",
+    "common_scale",
     "gated",
     "gated_scale_shift",
     "gated_scale_shift_rows",

@@ -41,6 +41,11 @@ def to_rows(x: Tensor) -> Rows:
     return Rows((wide / scale).to(torch.float8_e4m3fn), scale)
 
 
+def common_scale(x: Tensor) -> Tensor:
+    """One scale for all of x as `Rows`, and for whatever is no larger: float32 ()."""
+    return x.abs().amax().float().clamp_min(1e-12) / FP8_MAX
+
+
 def scale_shift(x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """LayerNorm without weights, then `* (1 + scale) + shift`."""
     return modulated(x_BSD, shift_BD, scale_BD).to(x_BSD.dtype)

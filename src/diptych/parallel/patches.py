@@ -19,6 +19,7 @@ from diptych.attention.collectives import start_all_gather
 from diptych.attention.local import LocalAttend
 from diptych.attention.place import Group, Place
 from diptych.attention.plan import Plan, Span, spans, split
+from diptych.attention.queries import Queries, made
 from diptych.attention.roles import Role
 from diptych.attention.unified import Exchange, unified_attention
 from diptych.parallel.sequence import merge_over
@@ -126,7 +127,7 @@ class PatchAttend:
     def __call__(
         self,
         role: Role,
-        q_BSHK: Tensor,
+        q_BSHK: Tensor | Queries,
         k_BSHK: Tensor,
         v_BSHK: Tensor,
         key_mask_BS: Tensor | None = None,
@@ -136,7 +137,7 @@ class PatchAttend:
         if role is Role.VISUAL_SELF:
             assert self.caches is not None and key_mask_BS is None
             return unified_attention(
-                q_BSHK,
+                made(q_BSHK),
                 k_BSHK,
                 v_BSHK,
                 self.shard.plan,
@@ -150,5 +151,6 @@ class PatchAttend:
             assert self.caches is not None and key_mask_BS is None
             k_BSHK, v_BSHK = self.caches.from_video.update(k_BSHK, v_BSHK, self.shard.local, self.patch)
             if self.shard.group.size > 1:
-                return merge_over(self.shard.group, *self.local.with_lse(role, q_BSHK, k_BSHK, v_BSHK, bound=bound))
+                partial = self.local.with_lse(role, made(q_BSHK), k_BSHK, v_BSHK, bound=bound)
+                return merge_over(self.shard.group, *partial)
         return self.local(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)

@@ -14,6 +14,7 @@ from diptych.attention.local import LocalAttend
 from diptych.attention.merge import merge
 from diptych.attention.place import Group, Place
 from diptych.attention.plan import Plan
+from diptych.attention.queries import Queries, made
 from diptych.attention.roles import Role
 from diptych.attention.unified import Exchange, unified_attention
 
@@ -80,7 +81,7 @@ class SequenceAttend:
     def __call__(
         self,
         role: Role,
-        q_BSHK: Tensor,
+        q_BSHK: Tensor | Queries,
         k_BSHK: Tensor,
         v_BSHK: Tensor,
         key_mask_BS: Tensor | None = None,
@@ -89,7 +90,7 @@ class SequenceAttend:
     ) -> Tensor:
         if role is Role.VISUAL_SELF:
             return unified_attention(
-                q_BSHK,
+                made(q_BSHK),
                 k_BSHK,
                 v_BSHK,
                 self.shard.plan,
@@ -100,7 +101,7 @@ class SequenceAttend:
             ).out_BsHK
         if role is Role.AUDIO_FROM_VIDEO and self.shard.group.size > 1:
             own_mask = None if key_mask_BS is None else self.shard.scatter(key_mask_BS)
-            out_BAHK, lse_BAH = self.local.with_lse(role, q_BSHK, k_BSHK, v_BSHK, own_mask, bound=bound)
+            out_BAHK, lse_BAH = self.local.with_lse(role, made(q_BSHK), k_BSHK, v_BSHK, own_mask, bound=bound)
             return merge_over(self.shard.group, out_BAHK, lse_BAH)
         return self.local(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)
 
