@@ -26,6 +26,16 @@ def ms(call: Callable[[], object], repeats: int = 10) -> float:
     return median(call, DEVICE, repeats=repeats, warmup=2) * 1e3
 
 
+def ms_many(call: Callable[[], object], calls: int = 20) -> float:
+    """Of one of many calls on end, where starting one takes as long as the call itself."""
+
+    def on_end() -> None:
+        for _ in range(calls):
+            call()
+
+    return ms(on_end, 5) / calls
+
+
 def randn(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
 

@@ -12,14 +12,15 @@ from unittest.mock import patch
 
 import torch
 
+from diptych.attention import exponents, merge_kernel
 from diptych.attention import kernels as attention_kernels
 from diptych.attention import merge as merging
-from diptych.attention import merge_kernel
+from diptych.attention.queries import Queries
 from diptych.bench.forward import relative
-from diptych.model import plain
+from diptych.model import ops, plain
 from diptych.model.rope import rope_1d
 from diptych.planner.cost import merging as planned_merging
-from h200_common import DEVICE, HALF, SIZE, TEXT, TINY, ms, randn, wait
+from h200_common import DEVICE, HALF, SIZE, TEXT, TINY, ms, ms_many, randn, wait
 
 
 def fused() -> dict[str, Any]:
@@ -142,6 +143,47 @@ def cross() -> dict[str, Any]:
             padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % 128)) for x in (k, v)]
             out[f"{name}: fa3 keys to 128"] = ms(lambda q=q, p=padded: cores._fa3_func(q, *p))
     return out
+
+
+def short() -> dict[str, Any]:
+    """Few keys: every kernel that can, and what the one that holds them does in the same pass."""
+    out: dict[str, Any] = {}
+    S = SIZE.tokens
+    for H, K, N in ((5, 16, TEXT),) if TINY else ((32, 128, TEXT), (32, 128, SIZE.audio_tokens), (28, 64, TEXT)):
+        raw, v = randn(1, S, H, K), randn(1, N, H, K)
+        weight = (1 + 0.2 * randn(K)).to(HALF)
+        factor, bound = exponents.factor(K), 60.0
+        q, k = (ops.norm_rotate(x, weight, None, scale=s) for x, s in ((raw, factor), (randn(1, N, H, K), 1.0)))
+        some = slice(S // 2, S // 2 + 256)
+        scores = torch.einsum("qhk,shk->hqs", q[0, some].double(), k[0].double()) / exponents.LOG2_E
+        exact = torch.einsum("hqs,shk->qhk", scores.softmax(-1), v[0].double())
+        name = f"{N} keys, {H} heads of {K}"
+        scale = ops.common_scale(v)
+        unfinished = Queries(raw, weight, factor, ops.RMS_NORM_EPS, lambda raw=raw, w=weight, f=factor: made(raw, w, f))
+
+        def told(call: Callable[[], torch.Tensor], unit: Any = 1.0) -> dict[str, float]:
+            return {"ms": ms_many(call), "error": relative(call()[0, some].float() * unit, exact)}
+
+        need = attention_kernels.need_of(q, k, None, lse=False, bound=bound)
+        for kernel in attention_kernels.KERNELS:
+            if kernel.refusal(need) is None and kernel.exact and kernel.name not in ("sdpa-math", "sdpa-efficient"):
+                out[f"{name}: {kernel.name}"] = told(lambda kernel=kernel: kernel(q, k, v, bound=bound))
+        if DEVICE.type == "cuda" and attention_kernels.fuses(need):
+            kernel = attention_kernels.pick("auto", need)
+            fp8 = unfinished._replace(fp8_scale=scale)
+            out[f"{name}: {kernel.name}, normalising"] = told(lambda: kernel(unfinished, k, v, bound=bound))
+            out[f"{name}: {kernel.name}, in e4m3"] = told(
+                lambda: kernel(Queries(q, fp8_scale=scale), k, v, bound=bound), scale
+            )
+            out[f"{name}: {kernel.name}, both"] = told(lambda: kernel(fp8, k, v, bound=bound), scale)
+        flat = q.flatten(2)
+        out[f"{name}: normalising alone"] = {"ms": ms_many(lambda: made(raw, weight, factor))}
+        out[f"{name}: quantising alone"] = {"ms": ms_many(lambda: ops.to_rows(flat))}
+    return out
+
+
+def made(raw: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+    return ops.norm_rotate(raw, weight, None, scale=scale)
 
 
 def fp8_parts() -> dict[str, Any]:

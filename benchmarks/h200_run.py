@@ -41,6 +41,7 @@ SECTIONS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
     "load": (h200_clips.load, 40),
     "new_text_length": (h200_kernels.new_text_length, 5),
     "cross": (h200_kernels.cross, 10),
+    "short": (h200_kernels.short, 15),
     "fused": (h200_kernels.fused, 10),
     "merge": (h200_kernels.merge, 10),
     "bounded": (h200_attention.bounded, 25),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from diptych.attention import LocalAttend
 from diptych.bench import floors, profile
 from diptych.bench.forward import forward_call
 from diptych.bench.geometry import Geometry, config_named, random_inputs, random_transformer
+from diptych.bench.timing import in_turns
 from diptych.cli.bench import app
 from diptych.errors import RequestError
 from diptych.model.config import PRO
@@ -73,12 +75,23 @@ def test_the_two_numbers_of_pro():
     assert todo.linear_operations + todo.attention_operations == pytest.approx(4.2e15, rel=0.05)
 
 
+def test_calls_in_turns_are_made_as_often_as_said_and_timed_each():
+    made = []
+    calls = {"slow": (lambda: (made.append("slow"), time.sleep(0.02)), 2), "fast": (lambda: made.append("fast"), 1)}
+    seconds = in_turns(calls, torch.device("cpu"), 0.0)
+    assert made == 2 * ["slow", "slow", "fast"]
+    assert seconds["slow"] >= 0.02 > seconds["fast"]
+    in_turns(calls, torch.device("cpu"), 0.3)
+    assert len(made) > 6 + 6, "for as long as it takes"
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [
         ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90", "attention"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob", "attention"),
         ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", "linear"),
+        ("_bounded_short_attention", "attention"),
         ("_adaln", "element-wise"),
         ("_conv", "convolution"),
         ("Memcpy HtoD (Pageable -> Device)", "copies"),

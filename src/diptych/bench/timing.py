@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from itertools import pairwise
 
 import torch
 
@@ -46,6 +47,40 @@ def alternating(
         for name, call in calls.items():
             times[name].append(once(call, device))
     return times
+
+
+Turns = Mapping[Hashable, tuple[Callable[[], object], int]]
+"""Calls, and how often in a row each is made."""
+
+
+def in_turns(calls: Turns, device: torch.device, least_seconds: float) -> dict[Hashable, float]:
+    """Seconds of each call where all follow one another without a pause.
+
+    Rounds until `least_seconds` have passed, two at least; medians of the later half. A GPU at its power limit slows
+    down for what follows, too, so that a call takes longer in company than alone.
+    """
+    rounds: list[dict[Hashable, float]] = []
+    begun = time.perf_counter()
+    while len(rounds) < 2 or time.perf_counter() - begun < least_seconds:
+        rounds.append(_round(calls, device))
+    later = rounds[len(rounds) // 2 :]
+    return {name: statistics.median(seconds[name] for seconds in later) for name in calls}
+
+
+def _round(calls: Turns, device: torch.device) -> dict[Hashable, float]:
+    if device.type != "cuda":
+        return {
+            name: statistics.fmean(once(call, device) for _ in range(times)) for name, (call, times) in calls.items()
+        }
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
+    marks[0].record()
+    for mark, (call, times) in zip(marks[1:], calls.values(), strict=True):
+        for _ in range(times):
+            call()
+        mark.record()
+    marks[-1].synchronize()
+    spent = (begin.elapsed_time(end) / 1e3 for begin, end in pairwise(marks))
+    return {name: seconds / times for (name, (_, times)), seconds in zip(calls.items(), spent, strict=True)}
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int:
