@@ -27,12 +27,12 @@ EFFICIENT = 0.5
 """Of `FLASH`, for cards that no flash kernel serves (T4): assumed, not measured."""
 COPY = 0.856
 ELEMENTWISE = 0.79
-ELEMENTWISE_FP8 = 1.4
+ELEMENTWISE_FP8 = 1.2
 """How much longer element-wise work takes where it also quantises."""
 PLAIN = 10.8
 """And where no fused kernel runs: measured on Lite with and without them."""
-SHORT = 0.375
-"""Of the copy rate, for attention with one short side, which costs its bytes."""
+SHORT, SHORT_HOPPER = 0.375, 0.5
+"""Of the copy rate, for attention with one short side, which costs its bytes; on Hopper few keys have their kernel."""
 LAUNCH = 0.5e-3
 """Seconds a fused block's kernels wait to be started, which no rate explains."""
 LINK, BUS, PEER = 0.8, 0.78, 0.5
@@ -73,7 +73,7 @@ class Rates:
             attention_fp8={size: share * fp8 for size, share in ATTENTION_FP8.items()},
             copy=COPY * bandwidth,
             elementwise=ELEMENTWISE * bandwidth,
-            short=SHORT * COPY * bandwidth,
+            short=(SHORT_HOPPER if card.hopper else SHORT) * COPY * bandwidth,
             link=link or (LINK if card.nvlink else PEER) * card.link * 1e9,
             bus=BUS * card.bus * 1e9,
             fused=card.bfloat16,
