@@ -4,7 +4,8 @@
 
 Attention in int8 is played in float32: queries and keys are rounded as `diptych.attention.int8` rounds them. On a GPU
 with that kernel it also runs itself, the demo model's heads of 32 filled up to 128 with zeros. Errors are relative,
-against attention on the same tensors in float32, at every block of every few steps of both lanes. Clips of held-out
+against attention on the same tensors in float32, at every block of every few steps of both lanes. Beside them: what it
+costs to round the results of attention to text and sound to e4m3, with one scale or one a row. Clips of held-out
 prompts are judged as `diptych score` judges them and held against the exact clips of their seeds. A CPU takes about ten
 seconds a prompt.
 """
@@ -41,11 +42,14 @@ from diptych.engine.sharing import Sharing
 from diptych.engine.stages import Stages
 from diptych.media.clip import Clip
 from diptych.memory.precision import EXACT, FP8, Precision
+from diptych.model import plain
 from diptych.model.checkpoint import Checkpoint
 from diptych.parallel import Layout
 from diptych.request import ClipRequest
 from diptych.sampling.denoiser import combine_serial
 
+FEW_KEYS = (Role.VISUAL_TEXT, Role.VIDEO_FROM_AUDIO)
+"""Where results may be written in e4m3 with one scale (`diptych.attention.queries`)."""
 EVERY = 3
 """Steps between two that are watched."""
 
@@ -104,13 +108,24 @@ class Watching(LocalAttend):
         bound: float | None = None,
     ) -> Tensor:
         if role is not Role.VISUAL_SELF:
-            return super().__call__(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)
+            out = super().__call__(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS, bound=bound)
+            if self.looking and role in FEW_KEYS:
+                self.look_at_few(out.float().flatten(2), v_BSHK)
+            return out
         assert bound is None, "the demo model's heads of 32 have no kernel that asks for one"
         if self.looking:
             self.look(q_BSHK.float(), k_BSHK.float(), v_BSHK.float())
         if not self.approximate:
             return super().__call__(role, q_BSHK, k_BSHK, v_BSHK, key_mask_BS)
         return played(q_BSHK, k_BSHK, v_BSHK).to(q_BSHK.dtype)
+
+    def look_at_few(self, out_BSD: Tensor, v_BSHK: Tensor) -> None:
+        """Keeps what rounding these results to e4m3 is off by."""
+        scale = plain.common_scale(v_BSHK)
+        one = (out_BSD / scale).to(torch.float8_e4m3fn).float() * scale
+        rows = plain.to_rows(out_BSD)
+        for name, rounded in (("few keys, one scale", one), ("a scale a row", rows.values.float() * rows.scale)):
+            self.errors.setdefault(name, []).append(relative(rounded, out_BSD))
 
     def look(self, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor) -> None:
         """Keeps the errors of this call, and over how many keys a query spreads its weight (1 / sum of squares)."""
