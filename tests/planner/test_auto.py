@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from diptych.errors import LayoutError
@@ -58,3 +60,12 @@ def test_where_nothing_fits_it_says_what_would():
         auto_layout(task_of("lite"), [T4], KEPT)
     with pytest.raises(LayoutError, match="not even with --offload block"):
         auto_layout(task_of("pro"), [T4], Limits(budget=2 * GIB))
+
+
+def test_what_would_fit_is_called_an_approximation_where_it_is_one():
+    h100, task = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, "570", (9, 0)), task_of("pro")
+    tight = replace(KEPT, budget=13 * GIB)
+    with pytest.raises(LayoutError, match=r"modulation tables fits\.$"):
+        auto_layout(task, [h100], replace(tight, budget=20 * GIB))
+    with pytest.raises(LayoutError, match=r"text nf4.* fits, which is an approximation\.$"):
+        auto_layout(task, [h100], replace(tight, text_precision="nf4"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from diptych.codecs.tiles import decode_peak, fused_cost, released_cost
 from diptych.errors import LayoutError
@@ -17,7 +18,7 @@ from diptych.parallel.layout import Layout
 from diptych.planner.cards import CARDS
 from diptych.planner.choices import SAME, Limits, layouts_of, plan
 from diptych.planner.cost import forward
-from diptych.planner.draw import held
+from diptych.planner.draw import held, save
 from diptych.planner.machine import Machine, machine_of
 from diptych.planner.options import pick_bytes
 from diptych.planner.rates import Rates
@@ -220,6 +221,15 @@ def test_a_drawing_shows_every_token_and_head_once(text):
             assert sorted(heads) == list(range(config.heads))
     blocks = [block for span in {has.blocks for has in ranks} for block in range(*span)]
     assert sorted(blocks) == list(range(config.num_visual_blocks))
+
+
+def test_a_drawing_says_that_it_shows_an_approximation(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(Figure, "suptitle", lambda self, title, **_: titles.append(title.splitlines()[1]))
+    for limits in ({}, {"text_precision": "nf4"}):
+        found = of("lite", **limits)
+        save(found, found.best, tmp_path / "plan.png")
+    assert [title.partition(":")[0] for title in titles] == ["Best", "Best, an approximation as asked for"]
 
 
 def test_pipefusion_is_weighed_and_never_best_where_something_exact_fits():

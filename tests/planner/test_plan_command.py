@@ -128,7 +128,36 @@ def test_a_language_model_in_fewer_bits_is_planned_with_by_name():
     )
     assert (exact["offload"], nf4["offload"]) == ("model", "none")
     assert nf4["options"][:2] == ["--text-precision", "nf4"]
-    assert "Best: single, bfloat16, text nf4:" in run(*asked, "--text-precision", "nf4").stdout
+    assert exact["approximate"] == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--precision", "fp8:1"), "precision fp8:1 rounds products and attention scores to 8 bits"),
+        (("--text-precision", "nf4"), "text precision nf4 rounds the language model's weights to 4 bits"),
+        (("--text-precision", "8bit"), "text precision 8bit rounds the language model's weights to 8 bits"),
+        (("--layout", "pipeline=2"), "pipeline=2 lets patches see others a step old"),
+    ],
+)
+def test_the_words_say_what_is_given_up_as_json_does(asked, told):
+    """Above the tables, which show of an approximation no more than its name."""
+    lines = run("--gpus", "2xh200", *asked).stdout.splitlines()
+    assert lines[2].startswith("Best, an approximation as asked for: ")
+    assert f"  - an approximation: {told}" in lines
+    assert lines[lines.index("Approximate, as asked for:") + 1].startswith("layout ")
+    best = json.loads(run("--gpus", "2xh200", *asked, "--json").stdout)["best"]
+    assert (best["exact"], best["approximate"]) == (False, [told])
+
+
+@pytest.mark.parametrize("gpus", ["8xh100-pcie-80", "h200"])
+def test_an_approximation_that_was_asked_for_brings_no_other_with_it(gpus):
+    """On PCIe PipeFusion would be by far the fastest, on Hopper fp8: each is taken only by its own name."""
+    for asked, kept in (("--precision", "fp8"), ("--text-precision", "nf4")):
+        told = json.loads(run("--gpus", gpus, asked, kept, "--json").stdout)
+        assert len(told["best"]["approximate"]) == 1
+        faster = [way for way in told["choices"] if way["fits"] and len(way["approximate"]) > 1]
+        assert min((way["seconds"]["total"] for way in faster), default=0) < told["best"]["seconds"]["total"]
 
 
 def test_an_approximation_is_called_for_only_where_nothing_exact_fits():

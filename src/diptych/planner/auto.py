@@ -45,7 +45,10 @@ def auto_layout(task: Task, gpus: Sequence[Gpu], limits: Limits, *, world: int |
     free = plan(
         task, machine, Limits(budget=limits.budget, text_precision=limits.text_precision, every=world is None)
     ).best
-    hint = f"{name_of(free, bfloat16=machine.card.bfloat16)} fits" if free else "not even with --offload block"
+    hint = "not even with --offload block"
+    if free:
+        hint = f"{name_of(free, bfloat16=machine.card.bfloat16)} fits"
+        hint += "" if free.exact else ", which is an approximation"
     closest = min(found.choices, key=lambda choice: choice.first.peak)
     raise LayoutError(f"layout auto finds none for {machine}: {closest.layout} {closest.why}; {hint}.")
 

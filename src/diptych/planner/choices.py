@@ -50,6 +50,7 @@ class Choice:
 
     setting: how a rank runs; first, others: bytes of the first rank and of another one; decode: bytes that decoding may
     take, None for its default plan. seconds: of one clip; total: of all. why: what keeps it from fitting, or None.
+    named: whether all that is approximate in it was asked for.
     """
 
     layout: Layout
@@ -63,14 +64,28 @@ class Choice:
     budget: int
     why: str | None = None
     tiled: bool = False
+    named: bool = True
 
     @property
     def fits(self) -> bool:
         return self.why is None
 
     @property
+    def approximate(self) -> tuple[str, ...]:
+        """What of it is an approximation, in a few words each."""
+        s, told = self.setting, []
+        if s.precision.kind != "exact":
+            told.append(f"precision {s.precision} rounds products and attention scores to 8 bits")
+        if s.text_precision != "exact":
+            bits = {"8bit": "8 bits", "nf4": "4 bits"}[s.text_precision]
+            told.append(f"text precision {s.text_precision} rounds the language model's weights to {bits}")
+        if self.layout.pipeline > 1:
+            told.append(f"pipeline={self.layout.pipeline} lets patches see others a step old")
+        return tuple(told)
+
+    @property
     def exact(self) -> bool:
-        return self.setting.precision.kind == "exact" and self.layout.pipeline == 1
+        return not self.approximate
 
     @property
     def cards(self) -> int:
@@ -94,7 +109,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """All ways: exact ones that fit, approximate ones that fit, and those that do not, each the fastest first."""
+    """All ways, each kind the fastest first: those that fit and approximate nothing that was not asked for, those that
+    fit and do, and those that do not fit."""
 
     task: Task
     machine: Machine
@@ -109,7 +125,7 @@ class Plan:
 
     @property
     def best(self) -> Choice | None:
-        """The fastest exact way that fits; where only an approximation fits, the fastest of those."""
+        """The fastest way that fits and approximates only what was asked for; where there is none, the fastest."""
         return next(iter(self.fitting), None)
 
 
@@ -128,11 +144,16 @@ def plan(task: Task, machine: Machine, limits: Limits | None = None, rates: Rate
     roomy: set[tuple[Layout, Precision]] = set()
     for layout, replicas in _groups(task, machine, limits):
         for choice in _ways(task, machine, limits, rates, budget, layout, replicas, roomy):
-            found.append(choice)
+            found.append(replace(choice, named=_named(choice, limits)))
             s = choice.setting
             if choice.fits and (s.offload, s.modulation) == ("none", "resident"):
                 roomy.add((layout, s.precision))
     return Plan(task, machine, rates, tuple(_ranked(found)), budget)
+
+
+def _named(choice: Choice, limits: Limits) -> bool:
+    unasked = choice.setting.precision.kind != "exact" and limits.precision is None
+    return not (unasked or (choice.layout.pipeline > 1 and limits.layout is None))
 
 
 def layouts_of(world: int, task: Task) -> Iterator[Layout]:
@@ -259,12 +280,12 @@ _plan_tiles = lru_cache(maxsize=64)(plan_tiles)
 
 
 def _ranked(found: list[Choice]) -> list[Choice]:
-    """What fits before what does not, exact before approximate, fast before slow; of those within `SAME` of the fastest
-    among them, simple before not."""
+    """What fits before what does not, what was asked for before other approximations, fast before slow; of those within
+    `SAME` of the fastest among them, simple before not."""
     groups: list[list[Choice]] = []
-    for choice in sorted(found, key=lambda choice: (not choice.fits, not choice.exact, choice.total)):
+    for choice in sorted(found, key=lambda choice: (not choice.fits, not choice.named, choice.total)):
         lead = groups[-1][0] if groups else None
-        alike = lead is not None and (choice.fits, choice.exact) == (lead.fits, lead.exact)
+        alike = lead is not None and (choice.fits, choice.named) == (lead.fits, lead.named)
         if lead is not None and alike and choice.total <= lead.total * (1 + SAME):
             groups[-1].append(choice)
         else:

@@ -11,7 +11,7 @@ from diptych.errors import MediaError
 from diptych.media.files import check_writable, replacing
 from diptych.memory.footprint import GIB, Footprint
 from diptych.planner.choices import Choice, Plan
-from diptych.planner.tell import forward_of, headline, name_of
+from diptych.planner.tell import forward_of, headline, lead, name_of
 
 INK, PAPER, FAINT = "#1d2433", "#ffffff", "#d7dce5"
 LANES = ("#2f6f8f", "#b4682c")
@@ -30,7 +30,8 @@ def save(plan: Plan, choice: Choice, path: Path) -> None:
     figure = Figure(figsize=(11, 4.6 + 1.35 * rows), facecolor=PAPER, layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=(1.35 * rows, 3.6))
     top, bottom = halves
-    figure.suptitle(f"{headline(plan)}\n{name_of(choice, bfloat16=plan.machine.card.bfloat16)}", color=INK, fontsize=12)
+    way = f"{lead(plan, choice)}: {name_of(choice, bfloat16=plan.machine.card.bfloat16)}"
+    figure.suptitle(f"{headline(plan)}\n{way}", color=INK, fontsize=12)
     _holders(top.subplots(), plan, choice, cards)
     memory, seconds = bottom.subplots(1, 2, width_ratios=(3, 2))
     _memory(memory, plan, choice)

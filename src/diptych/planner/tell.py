@@ -90,7 +90,7 @@ def command_of(plan: Plan, choice: Choice) -> str:
 def reasons(plan: Plan, choice: Choice) -> list[str]:
     """Why it is so and not otherwise, a sentence each."""
     s, layout, card = choice.setting, choice.layout, plan.machine.card
-    said = []
+    said = [f"an approximation: {what}" for what in choice.approximate]
     if choice.replicas > 1:
         said.append(f"{choice.replicas} groups make clips side by side: nothing is sent between groups")
     if layout.cfg > 1:
@@ -102,12 +102,12 @@ def reasons(plan: Plan, choice: Choice) -> list[str]:
     if layout.shard > 1:
         said.append(f"shard={layout.shard}: each rank keeps a part of the weights and borrows the others' in time")
     if layout.pipeline > 1:
-        said.append(f"pipeline={layout.pipeline}: patches pass stages of blocks, and see others a step old")
+        said.append(f"pipeline={layout.pipeline}: patches pass stages of blocks, one after the other")
     if layout.tensor > 1:
         said.append(f"tensor={layout.tensor}: each rank has a part of every product; only memory is won")
     idle = plan.machine.count - choice.cards
     if idle:
-        more = any(c.cards > choice.cards and c.exact == choice.exact for c in plan.fitting)
+        more = any(c.cards > choice.cards and c.named == choice.named for c in plan.fitting)
         why = f"with more it would be less than {SAME:.0%} faster" if more else "no way that fits takes more"
         said.append(f"{idle} of {plan.machine.count} cards {'stays' if idle == 1 else 'stay'} idle: {why}")
     if not card.bfloat16:
@@ -194,27 +194,29 @@ def text(plan: Plan, rows: int = 6) -> str:
         return "\n".join(lines)
     took = f"{best.seconds.total:.1f} s a clip" + (f", {best.total:.0f} s for all" if several else "")
     memory = f"{best.first.peak / GIB:.1f} of {plan.budget / GIB:.1f} GiB"
-    lines += [f"{_lead(plan, best)}: {name_of(best, bfloat16=plan.machine.card.bfloat16)}: {took}, {memory}", ""]
+    lines += [f"{lead(plan, best)}: {name_of(best, bfloat16=plan.machine.card.bfloat16)}: {took}, {memory}", ""]
     lines += [f"  - {reason}" for reason in reasons(plan, best)]
     lines += ["", f"    {command_of(plan, best)}", ""]
-    exact = [choice for choice in plan.fitting if choice.exact]
-    lines += table(exact[:rows], several=several) if exact else []
-    approximate = [choice for choice in plan.fitting if not choice.exact]
-    if approximate:
-        lines += [""] * bool(exact) + [
+    named = [choice for choice in plan.fitting if choice.named]
+    if named:
+        lines += [] if best.exact else ["Approximate, as asked for:"]
+        lines += table(named[:rows], several=several)
+    others = [choice for choice in plan.fitting if not choice.named]
+    if others:
+        lines += [""] * bool(named) + [
             "Approximate, taken only by name:",
-            *table(approximate[: max(rows // 2, 1)], several=several),
+            *table(others[: max(rows // 2, 1)], several=several),
         ]
     lines += _misfits(plan, rows)
     lines += ["", basis(plan)]
     return "\n".join(lines)
 
 
-def _lead(plan: Plan, best: Choice) -> str:
-    if best.exact:
+def lead(plan: Plan, choice: Choice) -> str:
+    """What the way that is taken is, and whether anything is given up for it."""
+    if choice.exact:
         return "Best"
-    weighed = any(choice.exact for choice in plan.choices)
-    return "Only an approximation fits" if weighed else "Best, an approximation as asked for"
+    return "Best, an approximation as asked for" if choice.named else "Only an approximation fits"
 
 
 def _misfits(plan: Plan, rows: int) -> list[str]:
@@ -282,7 +284,8 @@ def choice_json(plan: Plan, choice: Choice) -> dict[str, Any]:
         "resident_blocks": s.resident if s.offload == "block" else plan.task.config.num_visual_blocks,
         "feed_forward_parts": s.chunks,
         "decode_bytes": choice.decode,
-        "exact": choice.exact and s.text_precision == "exact",
+        "exact": choice.exact,
+        "approximate": list(choice.approximate),
         "fits": choice.fits,
         "why_not": choice.why,
         "peak_bytes": {"first": choice.first.peak, "others": choice.others.peak},
