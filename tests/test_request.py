@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diptych.errors import RequestError
+from diptych.errors import MissingError, RequestError
 from diptych.request import ClipDefaults, ClipRequest, audio_latents, changed, frames_for
 
 BASE = ClipDefaults()
@@ -154,7 +154,7 @@ def test_json_and_back():
     assert ClipRequest.from_dict(request.to_dict()) == request
     with pytest.raises(RequestError, match="did you mean guidance"):
         ClipRequest.from_dict({"prompt": "x", "guidence": 3})
-    with pytest.raises(RequestError, match="prompt"):
+    with pytest.raises(RequestError, match=r"^prompt is missing: say in words"):
         ClipRequest.from_dict({})
 
 
@@ -163,3 +163,5 @@ def test_errors_cross_processes():
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
     assert (copy.field, copy.value, copy.accepted) == ("width", 100, "a multiple of 16")
+    missing = pickle.loads(pickle.dumps(MissingError("prompt", "say something")))
+    assert (type(missing), str(missing)) == (MissingError, "prompt is missing: say something.")

@@ -28,6 +28,17 @@ class RequestError(UserError):
         return RequestError, (self.field, self.value, self.accepted)
 
 
+class MissingError(RequestError):
+    """A field that nobody gave, and that nothing can fill in here."""
+
+    def __init__(self, field: str, accepted: str) -> None:
+        super().__init__(field, None, accepted)
+        self.args = (f"{field} is missing: {accepted}.",)
+
+    def __reduce__(self) -> tuple[type[MissingError], tuple[str, str]]:  # type: ignore[override]
+        return MissingError, (self.field, self.accepted)
+
+
 class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete, damaged, or of another kind."""
 

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from diptych.errors import RequestError
+from diptych.errors import MissingError, RequestError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -202,7 +202,7 @@ class ClipRequest:
             if name not in known:
                 raise RequestError(name, values[name], _nearest(name, known))
         if "prompt" not in values:
-            raise RequestError("prompt", None, "say in words what the clip should show")
+            raise MissingError("prompt", "say in words what the clip should show")
         return cls(**values)
 
 

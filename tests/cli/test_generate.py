@@ -193,7 +193,7 @@ def test_ctrl_c_stops_within_one_step_and_leaves_no_file(tiny_base, tmp_path):
 
 
 BAD = {
-    "no prompt": ([], "PROMPT"),
+    "no prompt": ([], "PROMPT is missing: say what the clip shows"),
     "a size": (["x", "--width", "50"], "width = 50 is not accepted: a multiple of 16 pixels, such as 48 or 64."),
     "a checkpoint that is none": (["x", "--model", "/nonexistent"], "/nonexistent"),
     "a device that is none": (["x", "--device", "tpu"], "device = 'tpu' is not accepted"),
@@ -204,7 +204,7 @@ BAD = {
     "seconds and frames": (["x", "--seconds", "3", "--frames", "9"], "either seconds or frames, not both"),
     "no length": (["x", "--seconds", "0"], "seconds = 0.0 is not accepted"),
     "a rate that is none, with a length": (["x", "--seconds", "3", "--fps", "nan"], "fps = nan is not accepted"),
-    "prompts without a folder": (["--prompts", __file__], "--output-dir"),
+    "prompts without a folder": (["--prompts", __file__], "--output-dir is missing: --prompts"),
     "prompts and a prompt": (["x", "--prompts", __file__, "--output-dir", "/tmp"], "leave it out with --prompts"),
     "a clip that tells nothing": (["--from", __file__], "test_generate.py"),
     "two files that are one": (["x", "--output", "a.mp4", "--latents-out", "./a.mp4"], "they are one file"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from diptych.cli.main import app
 from diptych.errors import RequestError
 from diptych.planner.cards import CARDS, GIB, card_named, card_shown
 from diptych.planner.machine import machine_here, machine_of, read_smi
@@ -103,7 +105,7 @@ def test_lines_that_nvidia_smi_cannot_fill_are_passed_over():
 @pytest.mark.parametrize(
     ("smi", "sentence"),
     [
-        ("", "no NVIDIA GPU is found here; say which you have, such as --gpus 1x4090"),
+        ("", r"^gpus is missing: no NVIDIA GPU is found here; say which to plan for, such as --gpus 1x4090\.$"),
         (SMI + "3, GPU-9, Tesla T4, 15360, 570.86, 7.5\n", "several kinds are planned one at a time"),
         ("0, GPU-1, NVIDIA Z1, 15360, 570.86, 7.5\n", "not in the table; name the nearest card"),
     ],
@@ -111,3 +113,13 @@ def test_lines_that_nvidia_smi_cannot_fill_are_passed_over():
 def test_a_machine_that_cannot_be_planned_for_says_what_to_do(smi, sentence):
     with pytest.raises(RequestError, match=sentence):
         machine_here(read_smi(smi, None))
+
+
+def test_the_example_that_a_refusal_gives_works():
+    with pytest.raises(RequestError) as refused:
+        machine_here([])
+    words = str(refused.value).split()
+    example = words[words.index("--gpus") :]
+    example[-1] = example[-1].rstrip(".")
+    done = CliRunner().invoke(app, ["plan", *example])
+    assert done.exit_code == 0 and done.stdout.startswith(f"pro on {example[1]}: ")

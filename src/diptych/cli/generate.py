@@ -11,7 +11,7 @@ import typer
 
 from diptych.cli.display import Display, print_json
 from diptych.cli.signals import stoppable
-from diptych.errors import MediaError, RankError, RequestError, UserError
+from diptych.errors import MediaError, MissingError, RankError, RequestError, UserError
 from diptych.request import ClipRequest, changed
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def generate(
                 if value is not None:
                     raise RequestError(name, str(value), "leave it out with --prompts, which makes many clips")
             if output_dir is None:
-                raise RequestError("--output-dir", None, "--prompts needs a folder to write the clips to")
+                raise MissingError("--output-dir", "--prompts needs a folder to write the clips to")
             failed = _many(prompts, output_dir, given, model, engine, display, as_json)
             raise typer.Exit(1 if failed else 0)
         if output_dir is not None:
@@ -145,7 +145,7 @@ def generate(
         if from_clip is not None:
             request, model, engine = _again(from_clip, prompt, given, model, engine)
         elif prompt is None:
-            raise RequestError("PROMPT", None, 'say what the clip shows, such as diptych generate "waves at dusk"')
+            raise MissingError("PROMPT", 'say what the clip shows, such as diptych generate "waves at dusk"')
         else:
             request = ClipRequest(prompt, **given)
         _one(request, model, output, latents_out, engine, display, as_json)

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diptych.errors import RequestError
+from diptych.errors import MissingError, RequestError
 from diptych.memory.footprint import GIB
 from diptych.planner.cards import Card, card_named, card_shown
 
@@ -99,7 +99,7 @@ def machine_here(gpus: list[Gpu] | None = None, *, link: float | None = None) ->
     """This machine. Raises `RequestError` when no GPU is found, or they are of several kinds or an unknown one."""
     gpus = gpus_here() if gpus is None else gpus
     if not gpus:
-        raise RequestError("gpus", None, "no NVIDIA GPU is found here; say which you have, such as --gpus 1x4090")
+        raise MissingError("gpus", "no NVIDIA GPU is found here; say which to plan for, such as --gpus 1x4090")
     names = {gpu.name for gpu in gpus}
     if len(names) > 1:
         hint = "several kinds are planned one at a time; name one kind, such as --gpus 2x4090"
