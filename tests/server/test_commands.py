@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from diptych.cli.client import app
 from diptych.cli.serve import CONTEXT, serve
+from diptych.errors import UserError
 
 
 def client(served: Serving, *words: str) -> Result:
@@ -54,13 +57,56 @@ def test_submit_watches_and_downloads(served: Serving, tmp_path: Path) -> None:
         (("submit", "a lamp", "--image", "/nowhere.png"), "image /nowhere.png cannot be read"),
         (("submit", "refuse", "--output", "/tmp/never.mp4"), "failed: prompt = 'refuse'"),
         (("watch", "video_x"), "No video has the id"),
-        (("list", "--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"),
+        (
+            ("list", "--url", "http://127.0.0.1:9"),
+            "at http://127.0.0.1:9: nothing listens there; `diptych serve` starts",
+        ),
+        (("list", "--url", "http://no.such.host.invalid"), "no host of that name is known"),
         (("list", "--url", "file:///etc/passwd"), "an address such as"),
     ],
 )
 def test_a_refusal_is_one_sentence(served: Serving, words: tuple[str, ...], sentence: str) -> None:
     done = client(served, *words)
     assert sentence in str(done.exception)
+
+
+@pytest.mark.server
+def test_an_address_that_promises_https_is_told(served: Serving) -> None:
+    done = client(served, "list", "--url", served.url.replace("http://", "https://"))
+    assert "it does not speak HTTPS, as the address says; try http://" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "what listens there does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "what does sends something else"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"no": 1}', "what does sends something else"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "broke off: what listens there does not speak HTTP"),
+        (b"", "the connection was closed"),
+    ],
+    ids=["SSH", "text", "another server", "half an answer", "nothing"],
+)
+def test_what_is_no_server_of_ours_is_told(answer: bytes, sentence: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def once() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        threading.Thread(target=once, daemon=True).start()
+        done = CliRunner().invoke(app, ["list", "--url", f"http://127.0.0.1:{listening.getsockname()[1]}"])
+    assert sentence in str(done.exception) and isinstance(done.exception, UserError)
+
+
+@pytest.mark.server
+def test_a_download_is_there_whole_or_not_at_all(served: Serving, tmp_path: Path) -> None:
+    video = client(served, "submit", "a lamp", "--output", str(tmp_path / "a.mp4")).stdout.split()[0]
+    done = client(served, "download", video, "--output", str(tmp_path / "nowhere" / "b.mp4"))
+    assert "cannot write" in str(done.exception) and isinstance(done.exception, UserError)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
 
 
 @pytest.mark.server

@@ -6,10 +6,12 @@ import base64
 import json
 import mimetypes
 import os
+import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,12 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from diptych.errors import UserError
+from diptych.media.files import replacing
 
 app = typer.Typer(no_args_is_help=True)
 
 Url = Annotated[str, typer.Option("--url", help="Address of the server.", envvar="DIPTYCH_URL")]
 Id = Annotated[str, typer.Argument(help="Id of a video.")]
 LOCAL = "http://127.0.0.1:8000"
+TIMEOUT = 60
+"""Seconds without a byte after which a server is given up."""
 
 
 class RefusedError(UserError):
@@ -45,26 +50,60 @@ class Api:
             raise RefusedError(f"--url = {self.url!r} is not accepted: an address such as {LOCAL}.")
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            return cast(HTTPResponse, urllib.request.urlopen(request, timeout=60))
+            return cast(HTTPResponse, urllib.request.urlopen(request, timeout=TIMEOUT))
         except urllib.error.HTTPError as error:
             raise RefusedError(_sentence(error)) from None
-        except (urllib.error.URLError, OSError) as error:
-            reason = getattr(error, "reason", error)
-            raise RefusedError(f"no server answers at {self.url}: {reason}") from None
+        except (OSError, HTTPException) as error:
+            raise RefusedError(f"no Diptych server answers at {self.url}: {_why(error)}.") from None
 
-    def json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def json(self, method: str, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What is answered, an object that has a member `wanted`."""
         with self.open(method, path, body) as answer:
-            return cast(dict[str, Any], json.load(answer))
+            try:
+                found = json.loads(answer.read())
+            except ValueError:
+                found = None
+            except (OSError, HTTPException) as error:
+                raise self.broke_off(error) from None
+        if not isinstance(found, dict) or wanted not in found:
+            raise RefusedError(f"no Diptych server answers at {self.url}: what does sends something else.")
+        return cast(dict[str, Any], found)
 
     def events(self, video_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
         name = ""
         with self.open("GET", f"/v1/videos/{video_id}/events") as answer:
-            for raw in answer:
-                line = raw.decode().rstrip("\n")
-                if line.startswith("event: "):
-                    name = line[7:]
-                elif line.startswith("data: "):
-                    yield name, json.loads(line[6:])
+            try:
+                for raw in answer:
+                    line = raw.decode().rstrip("\n")
+                    if line.startswith("event: "):
+                        name = line[7:]
+                    elif line.startswith("data: "):
+                        yield name, json.loads(line[6:])
+            except (OSError, HTTPException) as error:
+                raise self.broke_off(error) from None
+
+    def broke_off(self, error: Exception) -> RefusedError:
+        return RefusedError(f"the connection to {self.url} broke off: {_why(error)}.")
+
+
+def _why(error: Exception) -> str:
+    """What kept a server from answering, and what to do about it."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ConnectionRefusedError):
+        return "nothing listens there; `diptych serve` starts a server, --url names another"
+    if isinstance(reason, socket.gaierror):
+        return "no host of that name is known"
+    if isinstance(reason, TimeoutError):
+        return f"nothing came within {TIMEOUT} seconds"
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({reason.verify_message})"
+    if isinstance(reason, ssl.SSLError):
+        return "it does not speak HTTPS, as the address says; try http://"
+    if isinstance(reason, ConnectionError):
+        return "the connection was closed"
+    if isinstance(reason, HTTPException):
+        return "what listens there does not speak HTTP, or not to its end"
+    return getattr(reason, "strerror", None) or str(reason)
 
 
 def _sentence(error: urllib.error.HTTPError) -> str:
@@ -97,7 +136,7 @@ def submit(
     if image is not None:
         body["input_reference"] = _data_url(image)
     api = Api(url)
-    job = api.json("POST", "/v1/videos", {k: v for k, v in body.items() if v is not None})
+    job = api.json("POST", "/v1/videos", "id", {k: v for k, v in body.items() if v is not None})
     print(job["id"])
     if output is not None:
         _watch(api, job["id"])
@@ -124,7 +163,7 @@ def download(
 @app.command("list")
 def list_videos(limit: Annotated[int, typer.Option(help="How many.")] = 20, url: Url = LOCAL) -> None:
     """Show the latest clips."""
-    for job in Api(url).json("GET", f"/v1/videos?limit={limit}")["data"]:
+    for job in Api(url).json("GET", f"/v1/videos?limit={limit}", "data")["data"]:
         state = f"{job['status']} {job['progress']} %" if job["status"] == "in_progress" else job["status"]
         shape = f"{job['size']} {job['duration_s']:.1f} s, {job['num_inference_steps']} steps, seed {job['seed']}"
         print(f"{job['id']}  {state:<16} {shape:<44} {' '.join(job['prompt'].split())[:60]}")
@@ -133,13 +172,13 @@ def list_videos(limit: Annotated[int, typer.Option(help="How many.")] = 20, url:
 @app.command()
 def cancel(video_id: Id, url: Url = LOCAL) -> None:
     """Stop a clip at its next step; its record stays."""
-    print(Api(url).json("POST", f"/v1/videos/{video_id}/cancel")["status"])
+    print(Api(url).json("POST", f"/v1/videos/{video_id}/cancel", "status")["status"])
 
 
 @app.command()
 def delete(video_id: Id, url: Url = LOCAL) -> None:
     """Stop a clip and remove all of it."""
-    Api(url).json("DELETE", f"/v1/videos/{video_id}")
+    Api(url).json("DELETE", f"/v1/videos/{video_id}", "deleted")
     print("deleted")
 
 
@@ -165,11 +204,12 @@ def _watch(api: Api, video_id: str) -> None:
 
 def _download(api: Api, video_id: str, variant: str, output: Path) -> None:
     with api.open("GET", f"/v1/videos/{video_id}/content?variant={variant}") as answer:
-        data = answer.read()
-    try:
-        output.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {(error.strerror or str(error)).lower()}.") from None
+        try:
+            data = answer.read()
+        except (OSError, HTTPException) as error:
+            raise api.broke_off(error) from None
+    with replacing(output) as whole:
+        whole.write_bytes(data)
     print(output)
 
 
