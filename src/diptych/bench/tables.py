@@ -19,7 +19,9 @@ def forward_table(result: dict[str, Any]) -> str:
         lines += ["", *(f"{name:32}{spent:10.4f}" for name, spent in result["floor"].items())]
         lines.append(f"{'measured / floor':32}{result['over_floor']:10.3f}")
     if "speedup" in result:
-        lines.append(f"{'diffusers / diptych':32}{result['speedup']:10.2f}")
+        for name, spent in result["seconds"].items():
+            if name.startswith("diptych"):
+                lines.append(f"{f'diffusers / {name}':36}{result['seconds']['diffusers'] / spent:6.2f}")
         lines.append(f"{'relative difference of velocity':32}{result['difference']:10.2e}")
     if "fp8_difference" in result:
         lines.append(f"{'relative difference of fp8':32}{result['fp8_difference']:10.2e}")
