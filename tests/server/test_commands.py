@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,17 +79,56 @@ def test_an_address_that_promises_https_is_told(served: Serving) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
+    "url",
+    ["127.0.0.1:8000", "http://", "http://a b", "http://127.0.0.1:99999", "http://127.0.0.1:port", "http://b\xf6se",
+     "http://127.0.0.1:8000/?a=b", "file:///etc/passwd"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_before_anything_is_asked(url: str) -> None:
+    done = CliRunner().invoke(app, ["list", "--url", url])
+    assert str(done.exception) == f"--url = {url!r} is not accepted: an address such as http://127.0.0.1:8000."
+
+
+def test_a_clip_that_could_not_be_written_is_not_ordered(tmp_path: Path) -> None:
+    """Nothing listens at this address: who waits for minutes and then learns of the folder has asked first."""
+    for words in (["submit", "a lamp"], ["download", "video_x"]):
+        done = CliRunner().invoke(app, [*words, "--output", f"{tmp_path}/no/a.mp4", "--url", "http://127.0.0.1:9"])
+        assert str(done.exception).startswith(f"cannot write {tmp_path}/no/a.mp4: there is no folder")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "sentence"),
     [
-        (b"SSH-2.0-OpenSSH\r\n", "what listens there does not speak HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "what does sends something else"),
-        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"no": 1}', "what does sends something else"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "broke off: what listens there does not speak HTTP"),
-        (b"", "the connection was closed"),
+        (["watch", "v"], b"event: snapshot\ndata: {", "what does sends something else."),
+        (["watch", "v"], b"", "stopped before the clip was done; diptych client watch v follows it once"),
+        (
+            ["watch", "v"],
+            b'event: progress\ndata: {"id": "v", "status": "queued", "progress": 1}\n\n',
+            "stopped before",
+        ),
+        (["download", "v"], b"half", "broke off: what listens there does not speak HTTP, or not to its end."),
     ],
-    ids=["SSH", "text", "another server", "half an answer", "nothing"],
+    ids=["no JSON", "no event", "no end", "half a file"],
 )
-def test_what_is_no_server_of_ours_is_told(answer: bytes, sentence: str) -> None:
+def test_what_ends_too_early_is_told(words: list[str], answer: bytes, sentence: str, tmp_path: Path) -> None:
+    length = b"Content-Length: 99\r\n" if words[0] == "download" else b""
+    with answering(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n" + answer) as url:
+        more = ["--output", str(tmp_path / "a.mp4")] if words[0] == "download" else []
+        done = CliRunner().invoke(app, [*words, *more, "--url", url])
+    assert sentence in str(done.exception) and isinstance(done.exception, UserError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.cli.api.TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        done = CliRunner().invoke(app, ["list", "--url", url])
+    assert str(done.exception) == f"no Diptych server answers at {url}: nothing came within 0.2 seconds."
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of a server that says this to the first who asks, and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def once() -> None:
@@ -97,7 +138,24 @@ def test_what_is_no_server_of_ours_is_told(answer: bytes, sentence: str) -> None
                 connection.sendall(answer)
 
         threading.Thread(target=once, daemon=True).start()
-        done = CliRunner().invoke(app, ["list", "--url", f"http://127.0.0.1:{listening.getsockname()[1]}"])
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "what listens there does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "what does sends something else"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"no": 1}', "what does sends something else"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "broke off: what listens there does not speak HTTP"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}", "what does answers 404."),
+        (b"", "the connection was closed"),
+    ],
+    ids=["SSH", "text", "another server", "half an answer", "a site", "nothing"],
+)
+def test_what_is_no_server_of_ours_is_told(answer: bytes, sentence: str) -> None:
+    with answering(answer) as url:
+        done = CliRunner().invoke(app, ["list", "--url", url])
     assert sentence in str(done.exception) and isinstance(done.exception, UserError)
 
 

@@ -3,114 +3,22 @@
 from __future__ import annotations
 
 import base64
-import json
 import mimetypes
-import os
-import socket
-import ssl
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from diptych.errors import UserError
-from diptych.media.files import replacing
+from diptych.cli.api import LOCAL, Api, RefusedError
+from diptych.errors import RequestError, UserError
+from diptych.media.files import check_writable, replacing
 
 app = typer.Typer(no_args_is_help=True)
 
 Url = Annotated[str, typer.Option("--url", help="Address of the server.", envvar="DIPTYCH_URL")]
 Id = Annotated[str, typer.Argument(help="Id of a video.")]
-LOCAL = "http://127.0.0.1:8000"
-TIMEOUT = 60
-"""Seconds without a byte after which a server is given up."""
-
-
-class RefusedError(UserError):
-    """What the server answered when it could not do what was asked."""
-
-
-class Api:
-    """One server. The key comes from DIPTYCH_API_KEY."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self.key = os.environ.get("DIPTYCH_API_KEY", "")
-
-    def open(self, method: str, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
-        """Raises `RefusedError` with the server's own sentence."""
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        data = None if body is None else json.dumps(body).encode()
-        if not self.url.startswith(("http://", "https://")):
-            raise RefusedError(f"--url = {self.url!r} is not accepted: an address such as {LOCAL}.")
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
-        try:
-            return cast(HTTPResponse, urllib.request.urlopen(request, timeout=TIMEOUT))
-        except urllib.error.HTTPError as error:
-            raise RefusedError(_sentence(error)) from None
-        except (OSError, HTTPException) as error:
-            raise RefusedError(f"no Diptych server answers at {self.url}: {_why(error)}.") from None
-
-    def json(self, method: str, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What is answered, an object that has a member `wanted`."""
-        with self.open(method, path, body) as answer:
-            try:
-                found = json.loads(answer.read())
-            except ValueError:
-                found = None
-            except (OSError, HTTPException) as error:
-                raise self.broke_off(error) from None
-        if not isinstance(found, dict) or wanted not in found:
-            raise RefusedError(f"no Diptych server answers at {self.url}: what does sends something else.")
-        return cast(dict[str, Any], found)
-
-    def events(self, video_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        name = ""
-        with self.open("GET", f"/v1/videos/{video_id}/events") as answer:
-            try:
-                for raw in answer:
-                    line = raw.decode().rstrip("\n")
-                    if line.startswith("event: "):
-                        name = line[7:]
-                    elif line.startswith("data: "):
-                        yield name, json.loads(line[6:])
-            except (OSError, HTTPException) as error:
-                raise self.broke_off(error) from None
-
-    def broke_off(self, error: Exception) -> RefusedError:
-        return RefusedError(f"the connection to {self.url} broke off: {_why(error)}.")
-
-
-def _why(error: Exception) -> str:
-    """What kept a server from answering, and what to do about it."""
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, ConnectionRefusedError):
-        return "nothing listens there; `diptych serve` starts a server, --url names another"
-    if isinstance(reason, socket.gaierror):
-        return "no host of that name is known"
-    if isinstance(reason, TimeoutError):
-        return f"nothing came within {TIMEOUT} seconds"
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({reason.verify_message})"
-    if isinstance(reason, ssl.SSLError):
-        return "it does not speak HTTPS, as the address says; try http://"
-    if isinstance(reason, ConnectionError):
-        return "the connection was closed"
-    if isinstance(reason, HTTPException):
-        return "what listens there does not speak HTTP, or not to its end"
-    return getattr(reason, "strerror", None) or str(reason)
-
-
-def _sentence(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {error.code}"
 
 
 @app.command()
@@ -131,10 +39,12 @@ def submit(
     for text in field or []:
         name, sep, value = text.partition("=")
         if not sep:
-            raise UserError(f"--field = {text!r} is not accepted: name=value.")
+            raise RequestError("--field", text, "name=value")
         body[name] = value
     if image is not None:
         body["input_reference"] = _data_url(image)
+    if output is not None:
+        check_writable(output)
     api = Api(url)
     job = api.json("POST", "/v1/videos", "id", {k: v for k, v in body.items() if v is not None})
     print(job["id"])
@@ -157,6 +67,7 @@ def download(
     url: Url = LOCAL,
 ) -> None:
     """Write a finished clip, or a picture of it, to a file."""
+    check_writable(output)
     _download(Api(url), video_id, variant, output)
 
 
@@ -203,11 +114,7 @@ def _watch(api: Api, video_id: str) -> None:
 
 
 def _download(api: Api, video_id: str, variant: str, output: Path) -> None:
-    with api.open("GET", f"/v1/videos/{video_id}/content?variant={variant}") as answer:
-        try:
-            data = answer.read()
-        except (OSError, HTTPException) as error:
-            raise api.broke_off(error) from None
+    data = api.read(f"/v1/videos/{video_id}/content?variant={variant}")
     with replacing(output) as whole:
         whole.write_bytes(data)
     print(output)
